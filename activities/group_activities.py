@@ -65,7 +65,9 @@ class GroupActivities:
         """Write how a group ended, or that it is parked; the drop counters are those right after it."""
         with surfaced(boundary="ledger", run_id=request.run_id, group_id=request.group_id):
             group = await self._ledger.groups.set_state(request.group_id, request.state, request.bucket, request.reason)
-            if request.state != "sealed":
+            if request.state == "set_aside":
+                activity.logger.info("%s", story_of(group))
+            elif request.state != "sealed":
                 activity.logger.warning("%s", story_of(group))
             counts = await self._ledger.budgets.after(request.group_id)
             budgets = BudgetState(consecutive_drops=counts.consecutive_drops, skipped_prompts=counts.skipped_prompts)

@@ -1,4 +1,4 @@
-"""What a dropped or parked group has to say, as one line of the log: prompt, attempts, classes, reasons."""
+"""What a dropped, parked or set aside group has to say, as one line of the log: prompt, attempts, classes, reasons."""
 
 from activities.errors import one_line
 from storage.records import AttemptRecord, GroupRecord, RolloutRecord

@@ -2,20 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 
-from storage.records import Claim, GroupRecord, Place
+from storage.records import Claim, GroupRecord, Place, SetAsideGroup
 from workflows.failures import HANDED_OVER
-from workflows.messages import BudgetState, GroupResult, PromptClaim, SlotPlan, StepPlan
+from workflows.messages import BudgetState, GroupResult, PromptClaim, SetAside, SlotPlan, StepPlan
 
 
 def step_plan(
-    step: int, claims: Mapping[int, Claim], places: Sequence[Place], spares: Sequence[Claim], next_slot: int
+    step: int,
+    claims: Mapping[int, Claim],
+    places: Sequence[Place],
+    spares: Sequence[Claim],
+    next_slot: int,
+    set_aside: Sequence[SetAsideGroup] = (),
 ) -> StepPlan:
     """Plan the slots of `places`, in order. `claims`: those of the step's own slots; `spares`: claimed beyond them, for
-    groups that were not opened yet."""
+    groups that were not opened yet; `set_aside`: the groups of the step that carried no signal."""
     return StepPlan(
         slots=tuple(_slot(step, claims[place.slot], place) for place in places),
         next_slot=next_slot,
         spares=tuple(prompt_claim(claim) for claim in spares),
+        set_aside=tuple(SetAside(group_id=group.group_id, reward=group.reward) for group in set_aside),
     )
 
 
@@ -34,6 +40,7 @@ def _slot(step: int, claim: Claim, place: Place) -> SlotPlan:
         replacements_used=place.used,
         lent=_result(group) if group.step != step else None,
         given_away=group.train_step != step,
+        set_aside=group.state == "set_aside",
     )
 
 

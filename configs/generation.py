@@ -40,6 +40,16 @@ class GenerationConfig(Section):
     max_refit_attempts: int = Field(
         default=20, ge=1, description="Tries of a whole refit; generation stays paused in between."
     )
+    on_failed_endpoint: Literal["wait", "quarantine"] = Field(
+        default="wait",
+        description="An endpoint that does not take new weights: wait for it with all of them paused, or, when it "
+        "fails a second time, go on without it until it takes weights again (with rollouts.evidence ledger).",
+    )
+    weight_transport: Literal["file", "nccl"] = Field(
+        default="file",
+        description="How weights reach vLLM: through a shared folder, or from a GPU of the generation worker over "
+        "NCCL. nccl has not yet run on a GPU; external servers need the weight transfer backend nccl_policy.",
+    )
     embedded: EmbeddedVllmConfig = Field(
         default_factory=EmbeddedVllmConfig, description="The server of the embedded stack."
     )

@@ -30,6 +30,13 @@ class RolloutsConfig(Section):
 
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature, put into every row.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling, put into every row.")
+    sampling_seed: int | None = Field(
+        default=None,
+        ge=0,
+        description="Seeds every model call, together with the rollout's place in the run and the call's prompt: "
+        "two runs with one seed sample the same, whatever failed in either (but vLLM may round differently where it "
+        "batches differently). The Gym servers read it when they start. null: calls are not seeded.",
+    )
     max_output_tokens: int = Field(
         default=8192, ge=1, description="Most tokens of one model call; a row may ask for fewer."
     )

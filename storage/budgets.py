@@ -1,8 +1,9 @@
 """Drop counters of a run, counted from its groups in the order in which they ended: nothing is kept by hand.
 
-A train group dropped for the infrastructure counts as consecutive until a later one is kept (sealed or trained). One
-dropped for its data counts as skipped for ever, and neither counts as consecutive nor ends the count. One dropped
-without a bucket, by an operator or by cancellation, counts nowhere. A group that is opened again takes back its own.
+A train group dropped for the infrastructure counts as consecutive until a later one ends well: sealed, trained, or set
+aside, since the last has come through the infrastructure like the others. One dropped for its data counts as skipped
+for ever, and neither counts as consecutive nor ends the count. One dropped without a bucket, by an operator or by
+cancellation, counts nowhere. A group that is opened again takes back its own.
 """
 
 from typing import Final

@@ -3,10 +3,13 @@
 1. `LedgerUnavailable` may pass with time; nothing else here does, so nothing else is worth a plain retry.
 2. `Unknown...` names a record that is not there. `...Conflict` refuses a second write that differs from what is stored;
    an equal second write is not an error and gets the stored record back.
-3. `AttemptFenced`, `IllegalTransition` and `StepClosed` refuse what is stored's past: nothing was changed.
+3. `AttemptFenced`, `TrainerFenced`, `IllegalTransition` and `StepClosed` refuse what is stored's past: nothing was
+   changed. `TrainerLeaseHeld` may pass as its holder ends, and says until when that one may be silent.
 4. `EvidenceCorrupt` and `BlobCorrupt` are raised when something stored is not what its digest says; nothing repairs it.
 5. `Blob...` name the path; a failed write leaves nothing under the blob's name.
 """
+
+from datetime import datetime
 
 APPLICATION_ROLE = "onbelay_app"
 
@@ -160,6 +163,29 @@ class AttemptFenced(StorageError):
             f"{current_attempt}. Its answer is refused and nothing was changed."
         )
         self.rollout_id, self.attempt, self.current_attempt = rollout_id, attempt, current_attempt
+
+
+class TrainerLeaseHeld(StorageError):
+    """Another trainer works on the run. `remaining_s`: when its lease ends if it is not renewed."""
+
+    def __init__(self, run_id: str, holder: str, token: int, until: datetime, remaining_s: float) -> None:
+        super().__init__(
+            f"Run {run_id!r} is held by the trainer {holder} (token {token}) until {until:%Y-%m-%d %H:%M:%S %Z}, or "
+            "longer if it renews its lease. One trainer works on a run at a time: wait for it, or end that process."
+        )
+        self.run_id, self.holder, self.token, self.until, self.remaining_s = run_id, holder, token, until, remaining_s
+
+
+class TrainerFenced(StorageError):
+    """Another trainer has taken the run since, or this one has given it back: its write comes too late."""
+
+    def __init__(self, run_id: str, token: int, current_token: int | None, holder: str | None) -> None:
+        now = "nobody holds the run" if holder is None else f"{holder} holds the run now (token {current_token})"
+        super().__init__(
+            f"Token {token} of the trainer of run {run_id!r} is fenced: {now}. The write is refused and nothing was "
+            "changed."
+        )
+        self.run_id, self.token, self.current_token, self.holder = run_id, token, current_token, holder
 
 
 class RecoveryRefused(StorageError):

@@ -1,9 +1,10 @@
 """Prompt groups: opened with all their rollouts at once, moved only along legal transitions.
 
-open -> sealed | parked | dropped; parked -> open | sealed | dropped; dropped -> open; sealed -> trained.
-A group is sealed only when none of its rollouts is open. A parked or dropped group that is opened again opens its lost
-rollouts again; their failed attempts stay in the ledger. A group whose place was taken stays as it is, and so does one
-whose step has closed without it.
+open -> sealed | parked | dropped | set_aside; parked -> open | sealed | dropped | set_aside; dropped -> open; sealed ->
+trained. A group is sealed or set aside only when none of its rollouts is open, and set aside only when the rewards of
+its valid rollouts are equal; that is final: its evidence stands, another group has its place. A parked or dropped group
+that is opened again opens its lost rollouts again; their failed attempts stay in the ledger. A group whose place was
+taken stays as it is, and so does one whose step has closed without it.
 """
 
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ LEGAL_FROM: Final[dict[GroupState, tuple[GroupState, ...]]] = {
     "sealed": ("open", "parked"),
     "parked": ("open",),
     "dropped": ("open", "parked"),
+    "set_aside": ("open", "parked"),
     "trained": ("sealed",),
 }
 
@@ -99,25 +101,27 @@ class Groups:
     async def set_state(
         self, group_id: str, state: GroupState, bucket: Bucket | None = None, reason: str | None = None
     ) -> GroupRecord:
-        """Move a group; to the state it is in already, a no-op. Parking and dropping need a reason.
+        """Move a group; to the state it is in already, a no-op. Parking, dropping and setting aside need a reason.
 
-        A train group that becomes sealed or dropped gets the next place in the order of endings; opened again, it loses
-        it. Raises StepClosed, IllegalTransition.
+        A train group that becomes sealed, dropped or set aside gets the next place in the order of endings; opened
+        again, it loses it. Raises StepClosed, IllegalTransition.
         """
-        if state in ("parked", "dropped") and not reason:
+        if state in ("parked", "dropped", "set_aside") and not reason:
             raise ValueError(f"group {group_id!r} cannot become {state} without a reason")
         successor = aliased(Group)
         replaced = exists().where(successor.replaces == group_id)
         some_open = exists().where(Rollout.group_id == group_id, Rollout.state == "open")
         move = update(Group).where(Group.group_id == group_id, Group.state.in_(LEGAL_FROM[state]), ~closed())
-        if state == "sealed":
+        if state in ("sealed", "set_aside"):
             move = move.where(~some_open)
+        if state == "set_aside":
+            move = move.where(Group.purpose == "train", _equal_rewards(group_id))
         if state == "open":
             move = move.where(~replaced)
         async with self._database.transaction() as session:
             run_id = await take_turn_of(session, group_id)
             values: dict[str, Any] = {"state": state, "bucket": bucket, "reason": reason}
-            if state in ("sealed", "dropped"):
+            if state in ("sealed", "dropped", "set_aside"):
                 values["ended_order"] = case((Group.purpose == "train", _next_order(run_id)))
             elif state == "open":
                 values["ended_order"] = None
@@ -137,10 +141,7 @@ class Groups:
         if late:
             await count_refusal(self._database, run_id, group.train_step, group_id, state)
             raise StepClosed(run_id, group.train_step, group_id, group.state, state)
-        why = "another group has taken its place" if given_away else None
-        if state == "sealed" and any(rollout.state == "open" for rollout in group.rollouts):
-            why = "some of its rollouts are open"
-        raise IllegalTransition(group_id, group.state, state, why)
+        raise IllegalTransition(group_id, group.state, state, _why_not(group, state, given_away=bool(given_away)))
 
     async def promote(self, group_id: str, to_step: int, replaces: str) -> GroupRecord:
         """Let a sealed group train in an earlier step, in the place of a group that this one lost. Done already, a
@@ -232,6 +233,23 @@ async def _conflict(session: AsyncSession, group_id: str, asked: dict[str, Any])
     if successor is not None:
         return GroupConflict(group_id, f"another id for its place ({successor})", f"replaces={asked['replaces']}")
     return GroupConflict(group_id, "another id for its slot", f"slot {asked['slot']} of step {asked['step']}")
+
+
+def _equal_rewards(group_id: str) -> ColumnElement[bool]:
+    """Whether the valid rollouts of a group have one and the same reward; false where none is valid."""
+    valid = (Rollout.group_id == group_id, Rollout.state == "valid")
+    return select(func.min(Rollout.reward) == func.max(Rollout.reward)).where(*valid).scalar_subquery()
+
+
+def _why_not(group: GroupRecord, state: GroupState, *, given_away: bool) -> str | None:
+    """What else than its state keeps a group from moving."""
+    if given_away:
+        return "another group has taken its place"
+    if state in ("sealed", "set_aside") and any(rollout.state == "open" for rollout in group.rollouts):
+        return "some of its rollouts are open"
+    if state == "set_aside" and group.state in LEGAL_FROM["set_aside"]:
+        return "only a train group is, and only when all its valid rollouts have the same reward"
+    return None
 
 
 def _next_order(run_id: str) -> ColumnElement[int]:

@@ -194,10 +194,20 @@ FROM groups LEFT JOIN rollouts USING (group_id)
 WHERE run_id = :run_id
 GROUP BY group_id HAVING count(rollout_id) <> num_rollouts
 """,
-    "a sealed or trained group has no open rollout": """
+    "a group that ended well has no open rollout": """
 SELECT rollout_id AS row, 'open, its group is ' || groups.state AS detail
 FROM rollouts JOIN groups USING (group_id)
-WHERE run_id = :run_id AND groups.state IN ('sealed', 'trained') AND rollouts.state = 'open'
+WHERE run_id = :run_id AND groups.state IN ('sealed', 'set_aside', 'trained') AND rollouts.state = 'open'
+""",
+    "a group that was set aside has valid rollouts, all with the same reward, and is in no batch": """
+SELECT groups.group_id AS row, count(reward) || ' rewards from ' || coalesce(min(reward)::text, 'none') || ' to '
+    || coalesce(max(reward)::text, 'none') || CASE WHEN batch_groups.step IS NULL THEN ''
+    ELSE ', in the batch of step ' || batch_groups.step END AS detail
+FROM groups LEFT JOIN rollouts ON rollouts.group_id = groups.group_id AND rollouts.state = 'valid'
+    LEFT JOIN batch_groups ON batch_groups.group_id = groups.group_id
+WHERE groups.run_id = :run_id AND groups.state = 'set_aside'
+GROUP BY groups.group_id, batch_groups.step
+HAVING (min(reward) = max(reward)) IS NOT TRUE OR batch_groups.step IS NOT NULL
 """,
     "the attempt that settled a rollout is settled, and no other": """
 SELECT rollout_id || '/attempt-' || attempt AS row, attempts.state || ', '
@@ -226,17 +236,17 @@ FROM (SELECT group_id FROM groups WHERE run_id = :run_id AND state = 'trained') 
     ) AS applied USING (group_id)
 WHERE trained.group_id IS NULL OR applied.group_id IS NULL
 """,
-    "a train group that is sealed, dropped or trained has its place among the endings, and no other has one": """
+    "a train group that has ended has its place among the endings, and no other has one": """
 SELECT group_id AS row, purpose || ', ' || state || ', ended as ' || coalesce(ended_order::text, 'none') AS detail
 FROM groups
 WHERE run_id = :run_id
-    AND (ended_order IS NOT NULL) <> (purpose = 'train' AND state IN ('sealed', 'dropped', 'trained'))
+    AND (ended_order IS NOT NULL) <> (purpose = 'train' AND state IN ('sealed', 'dropped', 'set_aside', 'trained'))
 """,
-    "a group whose place was taken is dropped, or trains in another step": """
+    "a group whose place was taken is dropped or set aside, or trains in another step": """
 SELECT lost.group_id AS row, lost.state || ' in step ' || lost.train_step || ', replaced by ' || successor.group_id
     AS detail
 FROM groups AS lost JOIN groups AS successor ON successor.replaces = lost.group_id
-WHERE lost.run_id = :run_id AND lost.state <> 'dropped' AND lost.train_step = successor.train_step
+WHERE lost.run_id = :run_id AND lost.state NOT IN ('dropped', 'set_aside') AND lost.train_step = successor.train_step
 """,
     "a group takes a place in the step that trains it": """
 SELECT successor.group_id AS row, 'trains in step ' || successor.train_step || ', replaces '

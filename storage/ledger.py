@@ -16,11 +16,14 @@ from storage.groups import Groups
 from storage.model_calls import ModelCalls
 from storage.places import Places
 from storage.prompts import Prompts
+from storage.quarantines import Quarantines
 from storage.rollouts import Rollouts
 from storage.runs import Runs
 from storage.stalls import Stalls
+from storage.step_statistics import Statistics
 from storage.steps import Steps
 from storage.summaries import Summaries
+from storage.trainer_leases import TrainerLeases
 from storage.transcripts import Transcripts
 from storage.weights import Weights
 
@@ -39,7 +42,10 @@ class Ledger:
         self.calls = ModelCalls(database, blobs)
         self.batches = Batches(database)
         self.steps = Steps(database)
+        self.statistics = Statistics(database)
         self.weights = Weights(database)
+        self.quarantines = Quarantines(database)
+        self.trainer_leases = TrainerLeases(database)
         self.evaluations = Evaluations(database)
         self.summaries = Summaries(database)
         self.checks = Checks(database)

@@ -1,8 +1,9 @@
-"""Which group stands for each slot of a step: the slot's own, or what took its place after it was lost or lent.
+"""Which group stands for each slot of a step: the slot's own, or what took its place after it was lost, set aside or
+lent.
 
-The walk starts with the slot's own group and goes on from a group that is dropped, or trains in another step, to the
-one that took its place in this step. A dropped group whose place nobody took stands for its slot, and may be opened
-again. Every group has one successor at most (the tables enforce it), so the walk is the same whoever walks.
+The walk starts with the slot's own group and goes on from a group that is dropped or set aside, or trains in another
+step, to the one that took its place in this step. A dropped group whose place nobody took stands for its slot, and may
+be opened again. Every group has one successor at most (the tables enforce it), so the walk is the same whoever walks.
 """
 
 from typing import Final
@@ -12,28 +13,37 @@ from sqlalchemy.orm import selectinload
 
 from storage.database import Database
 from storage.models.rollouts import Group, Rollout
-from storage.records import GroupRecord, Place
+from storage.records import GroupRecord, Place, SetAsideGroup
 
 # `used`: the replacements on the way back from the current group; a lent group brings those of the place it went to.
+# What took the place of a group that was set aside replaces nothing that was lost.
 WALK: Final = text("""
 WITH RECURSIVE walk AS (
-    SELECT slot AS place, 0 AS depth, group_id, state = 'dropped' OR train_step <> :step AS gone
+    SELECT slot AS place, 0 AS depth, group_id, state IN ('dropped', 'set_aside') OR train_step <> :step AS gone
     FROM groups WHERE run_id = :run_id AND purpose = 'train' AND step = :step AND slot < :count
     UNION ALL
-    SELECT place, depth + 1, successor.group_id, successor.state = 'dropped'
+    SELECT place, depth + 1, successor.group_id, successor.state IN ('dropped', 'set_aside')
     FROM walk JOIN groups AS successor ON successor.replaces = walk.group_id AND successor.train_step = :step
     WHERE gone
 ), current AS (
     SELECT DISTINCT ON (place) place, group_id FROM walk ORDER BY place, depth DESC
 ), back AS (
-    SELECT place, current.group_id, replaces, replaces IS NOT NULL AND step = train_step AS fresh
-    FROM current JOIN groups USING (group_id)
+    SELECT place, current.group_id, replaces, step = train_step AS own FROM current JOIN groups USING (group_id)
     UNION ALL
-    SELECT place, before.group_id, before.replaces, before.replaces IS NOT NULL AND before.step = before.train_step
+    SELECT place, before.group_id, before.replaces, before.step = before.train_step
     FROM back JOIN groups AS before ON before.group_id = back.replaces
 )
-SELECT place, current.group_id, (SELECT count(*) FROM back WHERE back.place = current.place AND fresh) AS used
+SELECT place, current.group_id, (
+    SELECT count(*) FROM back JOIN groups AS lost ON lost.group_id = back.replaces
+    WHERE back.place = current.place AND own AND lost.state <> 'set_aside'
+) AS used
 FROM current
+""")
+SET_ASIDE: Final = text("""
+SELECT group_id, min(reward) AS reward FROM groups JOIN rollouts USING (group_id)
+WHERE run_id = :run_id AND purpose = 'train' AND step = :step AND groups.state = 'set_aside'
+    AND rollouts.state = 'valid'
+GROUP BY group_id, slot ORDER BY slot
 """)
 
 
@@ -56,3 +66,9 @@ class Places:
             group_id, used = current.get(slot, (None, 0))
             places.append(Place(slot=slot, group=None if group_id is None else groups[group_id], used=used))
         return places
+
+    async def set_aside(self, run_id: str, step: int) -> list[SetAsideGroup]:
+        """The groups that were sampled for a step and set aside, in the order of their slots."""
+        async with self._database.statement() as connection:
+            found = await connection.execute(SET_ASIDE, {"run_id": run_id, "step": step})
+        return [SetAsideGroup.model_validate(row) for row in found]

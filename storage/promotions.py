@@ -1,7 +1,7 @@
 """Who may take whose place: one group after another, and only a place that was given up.
 
-A place is given up when its group is dropped, or was lent to an earlier step. Only a group in the place that it was
-opened for is lent: one that took a place would leave its step without a way back to that place.
+A place is given up when its group is dropped or set aside, or was lent to an earlier step. Only a group in the place
+that it was opened for is lent: one that took a place would leave its step without a way back to that place.
 """
 
 from sqlalchemy import exists, select
@@ -29,8 +29,8 @@ async def place_refused(
         why = f"it is a {stored.purpose} group"
     elif step not in (stored.step, stored.train_step):
         why = f"it has no place in step {step}"
-    elif stored.train_step == step and stored.state != "dropped":
-        why = f"it keeps its place in step {step} until it is dropped"
+    elif stored.train_step == step and stored.state not in ("dropped", "set_aside"):
+        why = f"it keeps its place in step {step} until it is dropped or set aside"
     return (
         None
         if why is None

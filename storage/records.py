@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, JsonValue, model
 
 Purpose = Literal["train", "validation", "diagnostic"]
 RunState = Literal["running", "paused", "completed", "stopped", "failed", "terminated"]
-GroupState = Literal["open", "sealed", "parked", "dropped", "trained"]
+GroupState = Literal["open", "sealed", "parked", "dropped", "set_aside", "trained"]
 RolloutState = Literal["open", "valid", "masked", "lost"]
 AttemptState = Literal["running", "settled", "failed", "abandoned"]
 Bucket = Literal["infra", "data"]
@@ -122,8 +122,9 @@ class GroupRecord(Record):
 class Place(Record):
     """A slot of a step and the group that stands for it now; `used` counts the replacements that led to it.
 
-    None: the slot's prompt has no group yet. A group that trains in another step was lent and not yet repaid: the place
-    needs a fresh prompt that replaces it. A group of another step was promoted into this one.
+    None: the slot's prompt has no group yet. A group that trains in another step was lent and not yet repaid, and one
+    that was set aside carries no signal: the place needs a fresh prompt that replaces it. A group of another step was
+    promoted into this one.
     """
 
     slot: int
@@ -131,9 +132,16 @@ class Place(Record):
     used: int
 
 
+class SetAsideGroup(Record):
+    """A group whose valid rollouts all have this reward, so that none of them has an advantage."""
+
+    group_id: str
+    reward: float
+
+
 class BudgetCounts(Record):
-    """Drop counters: train groups dropped for the infrastructure since the last one that was kept, and train groups
-    dropped for their data in the life of the run."""
+    """Drop counters: train groups dropped for the infrastructure since the last one that ended well (kept, or set
+    aside), and train groups dropped for their data in the life of the run."""
 
     consecutive_drops: int
     skipped_prompts: int

@@ -1,7 +1,7 @@
 """Optimizer steps: written once, with the digest of the applied batch.
 
-The groups of the batch become trained in the same transaction, so "was step t applied, and with what" has one answer,
-also after a crash.
+Only the trainer that holds the run writes one (`storage.trainer_leases`). The groups of the batch become trained in the
+same transaction, so "was step t applied, and with what" has one answer, also after a crash.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from storage.models.rollouts import Group
 from storage.models.runs import Run
 from storage.models.steps import Batch, BatchGroup, OptimizerStep, StepMetric
 from storage.records import StepRecord
+from storage.trainer_leases import TrainerLease, check_lease
 
 Source = Literal["trainer", "run"]
 
@@ -28,10 +29,15 @@ class Steps:
         self._database = database
 
     async def apply(
-        self, run_id: str, step: int, batch_digest: str, metrics: Mapping[str, float], replayed_steps: int
+        self, lease: TrainerLease, step: int, batch_digest: str, metrics: Mapping[str, float], replayed_steps: int
     ) -> StepRecord:
-        """Write that a step was applied with its stored batch. A second call returns what the first one wrote."""
+        """Write that a step was applied with its stored batch. A second call returns what the first one wrote.
+
+        Raises TrainerFenced when another trainer holds the run.
+        """
+        run_id = lease.run_id
         async with self._database.transaction() as session:
+            await check_lease(session, lease)
             stored_digest = await session.scalar(
                 select(Batch.digest).where(Batch.run_id == run_id, Batch.step == step).with_for_update()
             )

@@ -3,9 +3,9 @@
 Only groups with purpose train count. Generated model calls are those of all attempts, the ones that agents reported
 included; replayed ones were answered from the ledger. A failed attempt is one that ended without settling its rollout,
 whether it reported a failure or was abandoned (its worker died). `groups.open` are the groups that are neither trained
-nor given up nor parked, sealed ones included. `groups.promoted` are those that train in an earlier step than they were
-opened for, `groups.replaced` those opened in the place of another; `groups.refused_late` counts changes that were asked
-for after a step had closed.
+nor given up nor set aside nor parked, sealed ones included. `groups.promoted` are those that train in an earlier step
+than they were opened for, `groups.replaced` those opened in the place of one that was dropped or lent;
+`groups.refused_late` counts changes that were asked for after a step had closed.
 """
 
 from pydantic import BaseModel, ConfigDict
@@ -26,6 +26,7 @@ class GroupCounts(Part):
     dispatched: int
     trained: int
     dropped: int
+    set_aside: int
     parked: int
     open: int
     promoted: int
@@ -96,10 +97,13 @@ GROUPS = """
 SELECT count(*) AS dispatched,
        count(*) FILTER (WHERE state = 'trained') AS trained,
        count(*) FILTER (WHERE state = 'dropped') AS dropped,
+       count(*) FILTER (WHERE state = 'set_aside') AS set_aside,
        count(*) FILTER (WHERE state = 'parked') AS parked,
        count(*) FILTER (WHERE state IN ('open', 'sealed')) AS open,
        count(*) FILTER (WHERE train_step <> step) AS promoted,
-       count(*) FILTER (WHERE train_step = step AND replaces IS NOT NULL) AS replaced,
+       count(*) FILTER (WHERE train_step = step AND replaces IN (
+           SELECT group_id FROM groups WHERE run_id = :run_id AND state <> 'set_aside'
+       )) AS replaced,
        (SELECT count(*) FROM late_refusals WHERE run_id = :run_id) AS refused_late
 FROM groups WHERE run_id = :run_id AND purpose = 'train'
 """
@@ -217,6 +221,6 @@ class Summaries:
 
 def _adds_up(groups: GroupCounts, rollouts: RolloutCounts) -> bool:
     return (
-        groups.dispatched == groups.trained + groups.dropped + groups.parked + groups.open
+        groups.dispatched == groups.trained + groups.dropped + groups.set_aside + groups.parked + groups.open
         and rollouts.dispatched == rollouts.valid + rollouts.masked + rollouts.lost + rollouts.open
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from temporalio.worker import Worker
 
+from activities.generation.transports.chosen import transport_of
 from activities.generation_activities import GenerationActivities
 from storage.blobs import BlobStore
 from storage.ledger import Ledger
@@ -17,8 +18,9 @@ NAME = "generation-worker"
 
 async def build(resources: Resources) -> Sequence[Worker]:
     """One worker on the generation queue."""
+    transport = transport_of(resources.recipe.generation)
     ledger = Ledger(resources.database, BlobStore(resources.recipe.storage.blobs_url))
-    activities = GenerationActivities(ledger, resources.recipe)
+    activities = GenerationActivities(ledger, resources.recipe, transport)
     resources.closing.push_async_callback(activities.close)
     queue = f"{resources.recipe.temporal.task_queue}-generation"
     return (

@@ -55,7 +55,7 @@ def _follow(ranks: Ranks) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        ranks.follow()
+        ranks.follow(orphaned=lambda: leave(1))
     except Exception:
         logger.exception("rank %d lost rank 0", ranks.rank)
         leave(1)

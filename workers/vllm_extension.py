@@ -1,15 +1,16 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 # (vLLM is installed only in its own environment; the extension's `self` is vLLM's worker.)
-"""Weights from files, inside vLLM's worker processes: a folder of safetensors is loaded all or not at all.
+"""New weights inside vLLM's worker processes: loaded all or not at all, and known by their digest.
 
-Named by `--worker-extension-cls workers.vllm_extension.PolicyWorker`; importing it registers the weight transfer
-backend `safetensors_file`. On GPUs it works the same, through a file system that trainer and servers share.
+Named by `--worker-extension-cls workers.vllm_extension.PolicyWorker`; importing it registers two weight transfer
+backends. `safetensors_file` reads a folder that trainer and servers share, on CPUs and GPUs. `nccl_policy` is vLLM's
+own NCCL backend with a digest; it has NOT YET RUN ON A GPU.
 """
 
 import json
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferUpdateInfo
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.model_loader.reload.layerwise import (
     finalize_layerwise_reload,
@@ -28,7 +31,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 
-BACKEND = "safetensors_file"
+FILE_BACKEND = "safetensors_file"
+NCCL_BACKEND = "nccl_policy"
 INDEX_NAME = "model.safetensors.index.json"
 _MAX_NAMES = 5
 
@@ -46,20 +50,22 @@ class FileUpdate(WeightTransferUpdateInfo):
     digest: str
 
 
-class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
-    """The backend. `digest` names the weights of the last update that was finished; None before, and during one."""
+@dataclass
+class NcclUpdate(NCCLWeightTransferUpdateInfo):
+    """What is broadcast, and the digest of the weight files that it was read from."""
 
-    init_info_cls = FileInit
-    update_info_cls = FileUpdate
+    digest: str = field(kw_only=True)
+
+
+class PolicyWeights(WeightTransferEngine[Any, Any]):
+    """The life of an update, whatever the backend. `process` is another after every start; `digest` names the weights
+    of the last update that was finished; it is None before the first, and during one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.process = uuid.uuid4().hex
         self.digest: str | None = None
         self._received: str | None = None
-
-    def init_transfer_engine(self, init_info: FileInit) -> None:
-        """Nothing to connect."""
 
     def start_weight_update(self) -> None:
         """Put the model into loading mode; layers that an interrupted update left half loaded start over."""
@@ -77,11 +83,6 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: FileUpdate) -> None:
-        """Load every tensor of the folder, one at a time."""
-        self.model.load_weights(_tensors(Path(update_info.path)))
-        self._received = update_info.digest
-
     def finish_weight_update(self) -> None:
         """Make the loaded weights the served ones."""
         if self._received is None:
@@ -90,9 +91,6 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
         finalize_layerwise_reload(self.model, self.model_config)
         self._process_tied(untouched)
         self.digest = self._received
-
-    def shutdown(self) -> None:
-        """Nothing to disconnect."""
 
     def _process_tied(self, untouched: list[torch.nn.Module]) -> None:
         """Renew what was made from the weights of layers that share them: the CPU build packs the output layer's.
@@ -115,8 +113,44 @@ class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
                 method.process_weights_after_loading(layer)
 
 
-if BACKEND not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine(BACKEND, FileWeights)
+class FileWeights(PolicyWeights):
+    """Weights from a folder that this process can read."""
+
+    init_info_cls = FileInit
+    update_info_cls = FileUpdate
+
+    def init_transfer_engine(self, init_info: FileInit) -> None:
+        """Nothing to connect."""
+
+    def receive_weights(self, update_info: FileUpdate) -> None:
+        """Load every tensor of the folder, one at a time."""
+        self.model.load_weights(_tensors(Path(update_info.path)))
+        self._received = update_info.digest
+
+    def shutdown(self) -> None:
+        """Nothing to disconnect."""
+
+
+class NcclWeights(PolicyWeights, NCCLWeightTransferEngine):
+    """Weights from the GPU of the generation worker, which makes a group for each update."""
+
+    init_info_cls = NCCLWeightTransferInitInfo
+    update_info_cls = NcclUpdate
+
+    def init_transfer_engine(self, init_info: NCCLWeightTransferInitInfo) -> None:
+        """Join the group of this update; one that a killed sender left is closed."""
+        self.shutdown()
+        super().init_transfer_engine(init_info)
+
+    def receive_weights(self, update_info: NcclUpdate) -> None:
+        """Load every tensor as it arrives."""
+        super().receive_weights(update_info)
+        self._received = update_info.digest
+
+
+for backend, engine in ((FILE_BACKEND, FileWeights), (NCCL_BACKEND, NcclWeights)):
+    if backend not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(backend, engine)
 
 
 class PolicyWorker:

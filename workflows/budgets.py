@@ -1,7 +1,9 @@
 """What a run may lose: its drop counters against their limits, and the floor of a step. Pure.
 
 The ledger counts, in the order in which groups end; workflows compare when a group was dropped. Infrastructure drops
-count until a group is kept, data drops for the life of the run; a group that an operator dropped counts nowhere.
+count until a group ends well, data drops for the life of the run; a group that an operator dropped counts nowhere. A
+group that was set aside has ended well: every rollout of it came through the infrastructure, so an outage is over. It
+costs nothing; what it may cost together with others is bounded by `workflows.dynamic_sampling`.
 """
 
 import math

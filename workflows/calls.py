@@ -30,24 +30,26 @@ with workflow.unsafe.imports_passed_through():
         Promoted,
         PromoteGroup,
         PromptClaims,
-        PublishWeights,
         ReadBudgets,
         RecordAction,
         RecordEvaluation,
-        RecordStep,
-        Refit,
-        RefitDone,
-        RestorePolicy,
         RolloutResult,
         RunPolicy,
         RunRollout,
         SealedGroup,
         SealGroup,
         SetRunState,
-        StepApplied,
         StepPlan,
-        TrainStep,
         WeightsRef,
+    )
+    from workflows.training_messages import (
+        PublishWeights,
+        RecordStep,
+        Refit,
+        RefitDone,
+        RestorePolicy,
+        StepApplied,
+        TrainStep,
     )
 
 _Result = TypeVar("_Result")

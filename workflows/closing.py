@@ -1,15 +1,15 @@
 """The places of a step, one for each prompt that it wants: who stands in each, and when the step closes. Pure.
 
 A place is running (its group has not ended), kept (it was sealed), lending (an earlier step asks for it), seeking (its
-group is gone and another one is looked for) or lost. A step closes once no place waits for anything, enough are kept,
-and the run gave it the turn. What comes later changes nothing; it is refused and counted.
+group is gone, dropped or set aside or lent, and another one is looked for) or lost. A step closes once no place waits
+for anything, enough are kept, and the run gave it the turn. What comes later changes nothing, is refused and counted.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 from configs.failure import FailureConfig, floor_of
-from workflows.messages import GroupResult, PromptClaim, SlotPlan
+from workflows.messages import GroupResult, PromptClaim, SetAside, SlotPlan
 
 PlaceState = Literal["running", "kept", "lending", "seeking", "lost"]
 
@@ -37,10 +37,12 @@ class Dropped:
 
 @dataclass
 class Places:
-    """The places of one step. `dropped` holds every dropped group that was not retried, by id."""
+    """The places of one step. `dropped` holds every dropped group that was not retried, by id; `without_signal` the
+    reward of every group that was set aside."""
 
     places: list[Place] = field(default_factory=list[Place])
     dropped: dict[str, Dropped] = field(default_factory=dict[str, Dropped])
+    without_signal: dict[str, float] = field(default_factory=dict[str, float])
     replaced: int = 0
     promoted: int = 0
     given_away: int = 0
@@ -49,13 +51,13 @@ class Places:
     _kept: list[int] = field(default_factory=list[int])  # in the order in which they were kept
 
     @classmethod
-    def planned(cls, slots: tuple[SlotPlan, ...]) -> "Places":
+    def planned(cls, slots: tuple[SlotPlan, ...], set_aside: tuple[SetAside, ...] = ()) -> "Places":
         """As the ledger has them."""
-        places = cls()
+        places = cls(without_signal={group.group_id: group.reward for group in set_aside})
         for index, slot in enumerate(slots):
             place = Place(slot.claim, None if slot.given_away else slot.replaces, slot.replacements_used)
             places.places.append(place)
-            if slot.given_away:
+            if slot.given_away or slot.set_aside:
                 place.state = "seeking"
             elif slot.lent is not None:
                 place.state, place.group = "kept", slot.lent
@@ -109,6 +111,15 @@ class Places:
         self.dropped[group.group_id] = Dropped(index, place.claim, place.replaces, group)
         return True
 
+    def set_aside(self, index: int, group: GroupResult) -> bool:
+        """The group of a place carries no signal: another one is looked for, whatever the step had to replace so far.
+        It is never kept, so it is never lent."""
+        if not self._moved(index, "running", "seeking"):
+            return False
+        self.places[index].group = group
+        self.without_signal[group.group_id] = group.mean_reward or 0.0
+        return True
+
     def promote(self, index: int, group: GroupResult, replaces: str) -> bool:
         """A group of a later step takes a place."""
         if not self._moved(index, "seeking", "kept"):
@@ -120,13 +131,14 @@ class Places:
         return True
 
     def replace(self, index: int, claim: PromptClaim, replaces: str) -> bool:
-        """A spare prompt takes a place."""
+        """A spare prompt takes a place. Where it follows a group that was set aside, nothing was lost."""
         if not self._moved(index, "seeking", "running"):
             return False
         place = self.places[index]
         place.claim, place.replaces = claim, replaces
-        place.replacements_used += 1
-        self.replaced += 1
+        if replaces not in self.without_signal:
+            place.replacements_used += 1
+            self.replaced += 1
         return True
 
     def give_up(self, index: int) -> bool:

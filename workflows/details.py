@@ -128,11 +128,12 @@ def step_details(
     parked: str | None = None,
     open_groups: Sequence[tuple[int, str, str]] = (),
     parked_groups: Sequence[GroupParked] = (),
+    set_aside: str | None = None,
 ) -> str:
     """A step's groups in the order of their slots; below, why groups were dropped; and `parked`, how to go on.
 
     `open_groups` are those that have not ended: slot, group id, prompt id; `parked_groups` those of them that wait for
-    an operator.
+    an operator. `set_aside` sums up the groups without a signal: they have no rows, since they may be many.
     """
     waiting = {group.group_id: group for group in parked_groups}
     rows = [
@@ -158,7 +159,7 @@ def step_details(
     header = ("slot", "group", "state", "prompt", "class", "valid / masked / lost", "mean reward")
     table = _table(header, [[str(slot), *row] for slot, row in sorted(rows, key=lambda each: each[0])])
     told = _bullets([f"slot {slot}: {_cell(reason)}" for slot, reason in sorted(reasons)])
-    return _page(f"**{phase}**, {len(groups)} of {expected} groups ended", table, told, parked)
+    return _page(f"**{phase}**, {len(groups)} of {expected} groups ended", table, set_aside, told, parked)
 
 
 def parked_step(step_id: str, lost: Sequence[GroupResult], left: int, floor: int, until: datetime) -> str:
@@ -191,17 +192,20 @@ def run_details(
     waits_for: str | None = None,
 ) -> str:
     """A run's last steps, newest first; what is in flight and waited for; drop budgets, used of what there is."""
+    some_set_aside = any(step.set_aside for step in last_steps)
     rows = [
         [
             str(step.step),
             f"{step.mean_reward:.3f}",
             str(step.trained),
             str(step.dropped),
+            *([str(step.set_aside)] if some_set_aside else []),
             f"policy-{step.weights.version}" if step.weights else step.state,
         ]
         for step in reversed(last_steps)
     ]
-    header = ("step", "mean reward", "groups trained", "groups dropped", "then")
+    aside = ["set aside"] if some_set_aside else []
+    header = ("step", "mean reward", "groups trained", "groups dropped", *aside, "then")
     used = budgets or BudgetState()
     facts = [
         f"in flight: {', '.join(f'step {step}' for step in in_flight) or 'nothing'}",

@@ -23,13 +23,15 @@ VERBS: dict[str, type[GroupRequest]] = {"retry": RetryGroup, "drop": DropGroup, 
 
 
 class GroupFacts(Message):
-    """What a decision about a group looks at: its state and its rollouts' by index, with every decision before."""
+    """What a decision about a group looks at: its state and its rollouts' by index, with every decision before.
+    `good_ending` is how it ends if what is valid now trains: without a signal it is set aside."""
 
     group_id: str
-    state: Literal["open", "parked", "sealed", "dropped"]
+    state: Literal["open", "parked", "sealed", "dropped", "set_aside"]
     rollouts: tuple[RolloutState, ...]
     min_valid: int
     failure: FailureConfig
+    good_ending: Literal["sealed", "set_aside"] = "sealed"
 
 
 def decide(facts: GroupFacts, request: Lever) -> Decision:
@@ -63,6 +65,8 @@ def _retry(facts: GroupFacts, request: RetryGroup) -> Decision:
             "open": "its rollouts are running; wait, drop it, or mask a rollout",
             "sealed": "its evidence stands; `onbelay group replay` makes a diagnostic copy",
             "dropped": "while its step is open, retry it through the step; `onbelay group retry` does so",
+            "set_aside": "its evidence stands, and another prompt takes its place; `onbelay group replay` makes a "
+            "diagnostic copy",
         }
         return refused(state, f"{group_id} is {state}, not parked: {hint[state]}")
     lost = _where(facts.rollouts, "lost")
@@ -80,6 +84,8 @@ def _drop(facts: GroupFacts) -> Decision:
         return unchanged("dropped", f"{facts.group_id} is dropped already")
     if facts.state == "sealed":
         return refused("sealed", f"{facts.group_id} is sealed: its evidence stands and its step trains it")
+    if facts.state == "set_aside":
+        return refused("set_aside", f"{facts.group_id} is set_aside: its evidence stands and nothing of it trains")
     return done("dropped", f"drops {facts.group_id}, which is {facts.state}; no budget counts it")
 
 
@@ -95,18 +101,21 @@ def _mask(facts: GroupFacts, request: MaskRollouts) -> Decision:
     if request.rollouts and not chosen:
         named = sorted(set(request.rollouts))
         return unchanged(state, f"{_named(named)} of {group_id} {_is(named)} masked already")
-    if state in ("sealed", "dropped"):
+    if state in ("sealed", "dropped", "set_aside"):
         return refused(state, f"{group_id} is {state}: its rollouts stay as they are")
     if not request.rollouts and not seals(facts, request):
         return refused(state, f"{group_id} is {state} and has no valid rollout to train: retry or drop it")
     masks = f"masks {_named(chosen)} of {group_id}" if chosen else f"masks nothing of {group_id}"
     if seals(facts, request):
-        return done("sealed", f"{masks} and seals it with {facts.rollouts.count('valid')} valid")
+        valid_ones = facts.rollouts.count("valid")
+        if facts.good_ending == "set_aside":
+            return done("set_aside", f"{masks} and sets it aside: its {valid_ones} valid have equal rewards")
+        return done("sealed", f"{masks} and seals it with {valid_ones} valid")
     after: list[RolloutState] = [
         "masked" if index in chosen else rollout for index, rollout in enumerate(facts.rollouts)
     ]
     if state == "parked" and can_train(counted(after), facts.min_valid, facts.failure):
-        return done("sealed", f"{masks}; the rest is enough, so it is sealed")
+        return done(facts.good_ending, f"{masks}; the rest is enough, so it is {facts.good_ending}")
     return done(state, f"{masks}; it stays {state}")
 
 

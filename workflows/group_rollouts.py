@@ -19,12 +19,13 @@ with workflow.unsafe.imports_passed_through():
         GroupInput,
         LoseRollout,
         OpenedGroup,
-        RestorePolicy,
         RolloutResult,
         RolloutState,
         RunRollout,
     )
+    from workflows.tasks import raise_if_cancelled
     from workflows.together import all_or_none
+    from workflows.training_messages import RestorePolicy
 
 
 class GroupRollouts:
@@ -55,9 +56,13 @@ class GroupRollouts:
         """The state of each rollout by index, with the masks that are asked for."""
         return tuple(self._state(index) for index in range(self._group.num_rollouts))
 
+    def rewards(self) -> list[float]:
+        """Of the valid rollouts, as the environment gave them."""
+        return [result.reward for result in self._valid() if result.reward is not None]
+
     def mean_reward(self) -> float | None:
         """Of the valid rollouts."""
-        rewards = [result.reward for result in self._valid() if result.reward is not None]
+        rewards = self.rewards()
         return sum(rewards) / len(rewards) if rewards else None
 
     def oldest_version(self) -> int:
@@ -122,6 +127,7 @@ class GroupRollouts:
         failure_config = self._group.policy.failure
         budget = AttemptBudget()
         while True:
+            raise_if_cancelled()
             try:
                 return await self._calls.run_rollout(
                     self._group, self._request(index), budget, first_attempt=self._newest.get(index, -1) + 1

@@ -10,6 +10,7 @@ from temporalio.exceptions import ApplicationError, FailureError, is_cancelled_e
 
 with workflow.unsafe.imports_passed_through():
     from workflows.messages import GroupResult, LendGroup, Lent, Message
+    from workflows.tasks import raise_if_cancelled
 
 
 class Lending:
@@ -26,6 +27,7 @@ class Lending:
         self._answers.pop(key, None)
         if not await tell(f"{self._run_id}/step-{later_step}", "lend", question):
             return None
+        raise_if_cancelled()
         try:
             await workflow.wait_condition(lambda: key in self._answers, timeout=self._answer_within)
         except TimeoutError:
@@ -35,6 +37,7 @@ class Lending:
                 type="LenderSilent",
                 non_retryable=True,
             ) from None
+        raise_if_cancelled()
         return self._answers.pop(key).group
 
     def answered(self, answer: Lent) -> None:

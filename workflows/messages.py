@@ -16,7 +16,7 @@ from configs.training import TrainingConfig
 Bucket = Literal["infra", "data"]
 Boundary = Literal["agent", "environment", "model", "ledger", "trainer", "generation"]
 RolloutState = Literal["open", "valid", "masked", "lost"]
-GroupState = Literal["open", "sealed", "parked", "dropped", "trained"]
+GroupState = Literal["open", "sealed", "parked", "dropped", "set_aside", "trained"]
 Purpose = Literal["train", "validation", "diagnostic"]
 
 
@@ -99,7 +99,8 @@ class SlotPlan(Message):
 
     `replaces` is the group whose place it took, `replacements_used` counts those before it in this place. `lent` is a
     group of a later step that was promoted into this one: it has ended and is trained here. `given_away` says that the
-    group of this claim is trained by an earlier step and that nothing has its place yet: a spare prompt takes it.
+    group of this claim is trained by an earlier step, `set_aside` that its rewards are all equal; nothing has its place
+    yet: a spare prompt takes it.
     """
 
     claim: PromptClaim
@@ -107,15 +108,25 @@ class SlotPlan(Message):
     replacements_used: int = 0
     lent: "GroupResult | None" = None
     given_away: bool = False
+    set_aside: bool = False
+
+
+class SetAside(Message):
+    """A group that a step set aside, and the reward that all its valid rollouts have."""
+
+    group_id: str
+    reward: float
 
 
 class StepPlan(Message):
     """The slots of a step in order, and the first slot that no prompt is claimed for. `spares` are the prompts that are
-    claimed beyond those slots and that no group was opened for yet, in order."""
+    claimed beyond those slots and that no group was opened for yet, in order; `set_aside` are the groups that carried
+    no signal, those whose place is taken included."""
 
     slots: tuple[SlotPlan, ...]
     next_slot: int
     spares: tuple[PromptClaim, ...] = ()
+    set_aside: tuple[SetAside, ...] = ()
 
 
 class OpenGroup(Message):
@@ -136,7 +147,7 @@ class OpenedGroup(Message):
     """A group as the ledger has it: new, or with what an earlier execution settled. `last_attempts` has the newest
     attempt of each rollout by index, None where none began; it is empty for a group that is new."""
 
-    state: Literal["open", "sealed", "trained"]
+    state: Literal["open", "sealed", "set_aside", "trained"]
     settled: tuple["RolloutResult", ...]
     last_attempts: tuple[int | None, ...] = ()
 
@@ -191,11 +202,11 @@ class LoseRollout(Message):
 
 
 class SealGroup(Message):
-    """Write a group's state. `reason` names why it was parked or dropped."""
+    """Write a group's state. `reason` names why it was parked, dropped or set aside."""
 
     run_id: str
     group_id: str
-    state: Literal["sealed", "parked", "dropped"]
+    state: Literal["sealed", "parked", "dropped", "set_aside"]
     bucket: Bucket | None = None
     reason: str | None = None
 
@@ -214,7 +225,7 @@ class GroupResult(Message):
     group_id: str
     slot: int
     prompt_id: str
-    state: Literal["sealed", "dropped"]
+    state: Literal["sealed", "dropped", "set_aside"]
     valid: int
     masked: int
     lost: int
@@ -300,66 +311,12 @@ class FoundBatch(Message):
     batch: BatchRef | None
 
 
-class TrainStep(Message):
-    """Apply optimizer step `step` with a stored batch: policy version step -> step + 1."""
-
-    run_id: str
-    step: int
-    batch_digest: str
-
-
-class StepApplied(Message):
-    """The recorded result of an optimizer step."""
-
-    step: int
-    batch_digest: str
-    policy_version: int
-    replayed_steps: int
-    metrics: dict[str, float]
-
-
-class PublishWeights(Message):
-    """Export policy version `version` for generation."""
-
-    run_id: str
-    version: int
-
-
 class WeightsRef(Message):
     """Exported weights in Hugging Face format: folder on the shared file system, digest of its files."""
 
     version: int
     path: str
     digest: str
-
-
-class Refit(Message):
-    """Load weights on every endpoint and stamp them `policy-<version>`."""
-
-    run_id: str
-    weights: WeightsRef
-
-
-class RestorePolicy(Message):
-    """Load the newest published version on endpoints that do not serve it (a server was started again)."""
-
-    run_id: str
-
-
-class RefitDone(Message):
-    """Every endpoint answers with this version."""
-
-    version: int
-    endpoints: int
-    seconds: float
-
-
-class RecordStep(Message):
-    """Write a step's metrics (ledger and TensorBoard)."""
-
-    run_id: str
-    step: int
-    metrics: dict[str, float]
 
 
 class RecordEvaluation(Message):
@@ -446,6 +403,7 @@ class StepResult(Message):
     weights: WeightsRef | None = None
     trained: int = 0
     dropped: int = 0
+    set_aside: int = 0
     promoted: int = 0
     replaced: int = 0
     mean_reward: float = 0.0

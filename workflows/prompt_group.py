@@ -1,7 +1,8 @@
 """PromptGroup: one prompt, G rollouts, settled side by side; every rollout ends valid, masked or lost, never unnamed.
 
-The group survives while enough rollouts are valid; otherwise it is dropped, or parked until an operator decides. An
-operator may retry a parked group, and drop a group or mask its rollouts at any time before it has ended.
+The group survives while enough rollouts are valid; otherwise it is dropped, or parked until an operator decides. One
+that survives is set aside where its rewards are all equal and the run samples dynamically. An operator may retry a
+parked group, and drop a group or mask its rollouts at any time before it has ended.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.audit import Audit, preview
     from workflows.calls import Calls
     from workflows.details import group_details, parked_group, shortfall
+    from workflows.dynamic_sampling import good_ending, reason_of
     from workflows.failures import STEP_CLOSED
     from workflows.group_levers import VERBS, GroupFacts, decide, to_mask
     from workflows.group_rollouts import GroupRollouts
@@ -47,6 +49,10 @@ with workflow.unsafe.imports_passed_through():
         show,
     )
     from workflows.settling import bucket_of, counted, outcome
+    from workflows.tasks import raise_if_cancelled
+
+
+_Ending = Literal["sealed", "dropped", "set_aside"]
 
 
 @workflow.defn(name="PromptGroup")
@@ -60,8 +66,8 @@ class PromptGroup:
         self._calls = Calls(group.task_queue, group.policy)
         self._audit = Audit(self._calls, group.run_id)
         self._rollouts = GroupRollouts(group, self._id, self._calls, self._show)
-        self._state: Literal["open", "parked", "sealed", "dropped"] = "open"
-        self._next: Literal["open", "sealed", "dropped"] | None = None  # decided, and about to be so
+        self._state: _Ending | Literal["open", "parked"] = "open"
+        self._next: _Ending | Literal["open"] | None = None  # decided, and about to be so
         self._fresh = group.fresh
         self._by_operator = False
         self._reason: str | None = None
@@ -125,7 +131,7 @@ class PromptGroup:
 
         def apply() -> None:
             self._rollouts.ask_to_mask(chosen, f"masked by {request.actor.strip()}: {request.reason.strip()}")
-            if decision.state == "sealed":
+            if decision.state in ("sealed", "set_aside"):
                 self._next = "sealed"
 
         answer = await self._audit.acted("mask", request, decision, apply)
@@ -159,12 +165,17 @@ class PromptGroup:
             rollouts=self._rollouts.states(),
             min_valid=self._group.min_valid_rollouts,
             failure=self._group.policy.failure,
+            good_ending=self._good_ending(),
         )
+
+    def _good_ending(self) -> Literal["sealed", "set_aside"]:
+        return good_ending(self._rollouts.rewards(), self._group.purpose, self._group.policy.grpo)
 
     async def _run(self) -> GroupResult:
         group, rollouts = self._group, self._rollouts
-        if await self._open() != "open":
-            return self._finish("sealed")
+        stored = await self._open()
+        if stored != "open":
+            return self._finish(self._decided("set_aside" if stored == "set_aside" else "sealed"))
         while True:
             await self._settle()
             counts = counted(rollouts.states())
@@ -175,8 +186,8 @@ class PromptGroup:
                 )
             if ending == "parked":
                 ending = await self._park()
-            if ending == "sealed":
-                return await self._seal("sealed")
+            if ending in ("sealed", "set_aside"):
+                return await self._seal(self._good_ending())
             if ending == "dropped":
                 return await self._seal("dropped")
             self._next, self._reason = None, None
@@ -221,7 +232,7 @@ class PromptGroup:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
-    async def _park(self) -> Literal["open", "sealed", "dropped"]:
+    async def _park(self) -> _Ending | Literal["open"]:
         """Wait for an operator's decision; a group that nobody decides in time is dropped."""
         await self._seal_in_ledger("parked", self._bucket())
         timeout = timedelta(seconds=self._group.policy.failure.park_timeout_s)
@@ -239,6 +250,7 @@ class PromptGroup:
                 if self._next is None:
                     self._next = "dropped"
                     self._because(f"nobody decided within {timeout}")
+            raise_if_cancelled()
             await self._audit.all_recorded()
             if self._next != "dropped":
                 await self._rollouts.mask_lost()
@@ -262,31 +274,33 @@ class PromptGroup:
         except ActivityError as error:
             workflow.logger.warning("%s is cancelled and stays as the ledger has it: %s", self._id, error.cause)
 
-    async def _seal(self, state: Literal["sealed", "dropped"]) -> GroupResult:
-        self._next = state
-        bucket = None if state == "sealed" or self._by_operator else self._bucket()
+    async def _seal(self, state: _Ending) -> GroupResult:
+        self._next = self._decided(state)
+        bucket = None if state != "dropped" or self._by_operator else self._bucket()
         return self._finish(state, bucket, await self._seal_in_ledger(state, bucket))
 
-    async def _seal_in_ledger(
-        self, state: Literal["sealed", "parked", "dropped"], bucket: Bucket | None
-    ) -> BudgetState:
+    def _decided(self, state: _Ending) -> _Ending:
+        """Why the group ends so: a sealed one needs no reason, and a dropped one has its own."""
+        if state == "sealed":
+            self._reason = None
+        if state == "set_aside":
+            self._reason = reason_of(self._group.prompt_id, self._rollouts.rewards())
+        return state
+
+    async def _seal_in_ledger(self, state: _Ending | Literal["parked"], bucket: Bucket | None) -> BudgetState:
         sealed = await self._calls.seal_group(
             SealGroup(
                 run_id=self._group.run_id,
                 group_id=self._id,
                 state=state,
                 bucket=bucket,
-                reason=None if state == "sealed" else self._reason,
+                reason=self._reason,
             )
         )
         return sealed.budgets
 
-    def _finish(
-        self, state: Literal["sealed", "dropped"], bucket: Bucket | None = None, budgets: BudgetState | None = None
-    ) -> GroupResult:
+    def _finish(self, state: _Ending, bucket: Bucket | None = None, budgets: BudgetState | None = None) -> GroupResult:
         self._state, self._next = state, None
-        if state == "sealed":
-            self._reason = None
         self._show()
         counts = counted(self._rollouts.states())
         return GroupResult(

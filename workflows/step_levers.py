@@ -14,6 +14,12 @@ def decide_retry(step: int, group_id: str, group_prefix: str, places: Places, *,
             f"step {step} is closed: its groups are settled for good. `onbelay group replay {group_id}` runs a copy "
             "that is never trained",
         )
+    if group_id in places.without_signal:
+        return refused(
+            "set_aside",
+            f"{group_id} was set aside, its rewards are all equal: the evidence stands and another prompt takes its "
+            f"place. `onbelay group replay {group_id}` runs a copy that is never trained",
+        )
     found = places.dropped.get(group_id)
     if found is None:
         return refused(

@@ -8,6 +8,15 @@ from typing import Any
 from temporalio import workflow
 
 
+def raise_if_cancelled() -> None:
+    """Raise a cancellation that was swallowed. What is waited for may end in the same moment: then waits with a timeout
+    (`asyncio.wait_for` of Python 3.11) and those of the SDK for activities, children and signals return as if nothing
+    else had happened. Called before and after waits for what a cancelled workflow would never get."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 class Tasks:
     """The tasks of one workflow, in the order in which they were started."""
 
@@ -28,7 +37,9 @@ class Tasks:
 
     async def until(self, condition: Callable[[], bool], within: timedelta | None = None) -> None:
         """Wait for something. Raises the first error of any work instead, or TimeoutError."""
+        raise_if_cancelled()
         await workflow.wait_condition(lambda: self._error is not None or condition(), timeout=within)
+        raise_if_cancelled()
         if self._error is not None:
             raise self._error
 

@@ -27,9 +27,7 @@ with workflow.unsafe.imports_passed_through():
         ChangeRecipe,
         ClaimPrompts,
         EvaluationInput,
-        PublishWeights,
         ReadBudgets,
-        Refit,
         RunInput,
         RunResult,
         SetRunState,
@@ -50,6 +48,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.run_levers import RunFacts
     from workflows.search_attributes import POLICY_VERSION, RUN_ID, TRAIN_STEP, show
     from workflows.tasks import Tasks
+    from workflows.training_messages import PublishWeights, Refit
     from workflows.training_step import TrainingStep
 
 Step = ChildWorkflowHandle[TrainingStep, StepResult]

@@ -1,7 +1,8 @@
 """TrainingStep: plan the places, run their groups, close on the turn; then assemble, train, refit, record.
 
-Its end holds the accounting identity: every claimed prompt is a group that was trained or dropped, with a reason, or
-that an earlier step trained. A step that is drained instead has its groups settled and decides nothing about them.
+Its end holds the accounting identity: every claimed prompt is a group that was trained, dropped or set aside, with a
+reason, or that an earlier step trained. A step that is drained instead has its groups settled and decides nothing
+about them.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from temporalio.exceptions import ApplicationError, FailureError
 
 with workflow.unsafe.imports_passed_through():
     from configs.failure import FailureConfig, floor_of
+    from workflows import dynamic_sampling
     from workflows.audit import Audit, preview
     from workflows.budgets import BelowFloor, BudgetExhausted, RunEnds, check_budgets, check_floor
     from workflows.calls import Calls
@@ -46,7 +48,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.step_groups import group_id_of, run_group
     from workflows.step_levers import decide_retry
     from workflows.step_training import train
-    from workflows.tasks import Tasks
+    from workflows.tasks import Tasks, raise_if_cancelled
 
 
 @workflow.defn(name="TrainingStep")
@@ -160,7 +162,7 @@ class TrainingStep:
         planned = await self._calls.plan_step(
             PlanStep(run_id=self._step.run_id, step=self._step.step, count=self._step.policy.grpo.num_prompts_per_step)
         )
-        self._places = Places.planned(planned.slots)
+        self._places = Places.planned(planned.slots, planned.set_aside)
         self._spares, self._next_slot = list(planned.spares), planned.next_slot
         for index, (place, slot) in enumerate(zip(self._places.places, planned.slots, strict=True)):
             if place.state != "kept":
@@ -214,10 +216,12 @@ class TrainingStep:
             await self._audit.all_recorded()
         place = self._places.places[index]
         while True:
+            raise_if_cancelled()
             if place.state == "seeking":
                 if self._draining or replaces is None:
                     self._places.give_up(index)
                     return
+                self._check_sampled(replaces)
                 self._places.replace(index, await self._spare(), replaces)
             group = await run_group(
                 self._step, self._policy, self._turn or self._step.weights, place.claim, place.replaces, fresh=fresh
@@ -228,10 +232,14 @@ class TrainingStep:
                 self._places.keep(index, group)
                 self._show()
                 return
-            self._lose(index, group)
-            if place.state == "lost" or await self._borrow(index, group):
+            if group.state == "set_aside":
+                self._places.set_aside(index, group)
                 self._show()
-                return
+            else:
+                self._lose(index, group)
+                if place.state == "lost" or await self._borrow(index, group):
+                    self._show()
+                    return
             replaces, fresh = group.group_id, False
 
     def _lose(self, index: int, group: GroupResult) -> None:
@@ -246,6 +254,18 @@ class TrainingStep:
             check_budgets(self._step.run_id, group, failure)
         except BudgetExhausted as error:
             self._end_run(error, f"step {self._step.step}: {error}")
+
+    def _check_sampled(self, replaced: str) -> None:
+        """A place looks for another group: the run ends if the last one was set aside and the step may sample no more.
+        It does not park: nothing that an operator could change in a step in flight would help."""
+        set_aside = self._places.without_signal
+        if replaced not in set_aside:
+            return
+        run_id, step, count = self._step.run_id, self._step.step, len(self._places.places)
+        try:
+            dynamic_sampling.check_sampled(run_id, step, count, set_aside.values(), self._policy.grpo)
+        except dynamic_sampling.SamplingExhausted as error:
+            self._end_run(error, str(error))
 
     async def _borrow(self, index: int, lost: GroupResult) -> bool:
         """Ask the later steps, the furthest first, for a group that has ended well."""
@@ -322,6 +342,7 @@ class TrainingStep:
                 "step": self._step.step,
                 "state": state,
                 "dropped": len(places.dropped),
+                "set_aside": len(places.without_signal),
                 "promoted": places.promoted,
                 "replaced": places.replaced,
                 "budgets": self._budgets,
@@ -341,7 +362,7 @@ class TrainingStep:
             for group_id, dropped in self._places.dropped.items()
         )
         raise ApplicationError(
-            f"{message}. Lost: {lost}. To go on: {error.remedy}",
+            f"{message}. {f'Lost: {lost}. ' if lost else ''}To go on: {error.remedy}",
             type=type(error).__name__,
             non_retryable=True,
         ) from None
@@ -355,10 +376,11 @@ class TrainingStep:
             if place.state == "running"
         ]
         title = "parked" if self._parked_until else self._phase
+        places, grpo = self._places, self._policy.grpo
+        set_aside = dynamic_sampling.told(len(places.places), places.without_signal.values(), grpo)
+        parked_groups = list(self._parked_groups.values())
         workflow.set_current_details(
-            step_details(
-                title, ended, len(ended) + len(running), self._parked(), running, list(self._parked_groups.values())
-            )
+            step_details(title, ended, len(ended) + len(running), self._parked(), running, parked_groups, set_aside)
         )
 
     def _parked(self) -> str | None:

@@ -1,7 +1,8 @@
 """Client of one vLLM server: every request has a deadline, every failure is typed and names the endpoint.
 
-The server runs with `workers.vllm_extension`, which adds the weight backend and the calls behind `state`,
-`problem_with` and `abandon_update`. vLLM hangs when weights change while requests run: `load` is for paused servers.
+The server runs with `workers.vllm_extension`, which adds the weight backends and the calls behind `state`,
+`problem_with` and `abandon_update`. vLLM hangs when weights change while requests run: updates are for paused servers.
+After a failed update the model is unusable until one succeeds.
 """
 
 import asyncio
@@ -99,16 +100,37 @@ class VllmServer:
         """Schedule again. Only after a load that succeeded."""
         await self._request("POST", "/resume", QUERY_TIMEOUT_S)
 
-    async def load(self, path: str, digest: str, label: str) -> None:
-        """Load a folder of weights and stamp it. After a failure the model is unusable until a load succeeds."""
-        await self._call_workers("abandon_weight_update")  # one that a killed client left open
-        timeout_s = self._refit_timeout_s
-        await self._request("POST", "/init_weight_transfer_engine", timeout_s, json={"init_info": {}})
-        await self._request("POST", "/start_weight_update", timeout_s)
-        update = {"update_info": {"path": path, "digest": digest}}
-        await self._request("POST", "/update_weights", timeout_s, json=update)
-        await self._request("POST", "/finish_weight_update", timeout_s, json={"weight_version": label})
-        await self._request("POST", "/reset_prefix_cache", QUERY_TIMEOUT_S)  # keys and values of the old weights
+    async def world_size(self) -> int:
+        """How many worker processes take the weights."""
+        return int((await self._request("GET", "/get_world_size", QUERY_TIMEOUT_S))["world_size"])
+
+    async def abandon_update(self) -> None:
+        """Close an update that a killed client left open. The model is unusable until another one is finished."""
+        await self._call_workers("abandon_weight_update")
+
+    async def init_transfer(self, init_info: dict[str, Any]) -> None:
+        """Connect the weight transfer of the server's backend."""
+        await self._refit_request("/init_weight_transfer_engine", json={"init_info": init_info})
+
+    async def start_update(self) -> None:
+        """Put the model into loading mode."""
+        await self._refit_request("/start_weight_update")
+
+    async def update(self, update_info: dict[str, Any]) -> None:
+        """Load what `update_info` names. Only for a paused server: otherwise this never ends."""
+        await self._refit_request("/update_weights", json={"update_info": update_info})
+
+    async def finish_update(self, label: str) -> None:
+        """Serve what was loaded, under this label, and forget keys and values of the old weights."""
+        await self._refit_request("/finish_weight_update", json={"weight_version": label})
+        await self._request("POST", "/reset_prefix_cache", QUERY_TIMEOUT_S)
+
+    async def end_transfer(self) -> None:
+        """Disconnect the weight transfer."""
+        await self._request("POST", "/shutdown_weight_transfer_engine", QUERY_TIMEOUT_S)
+
+    async def _refit_request(self, path: str, **options: Any) -> None:
+        await self._request("POST", path, self._refit_timeout_s, **options)
 
     async def _call_workers(self, method: str, *args: str) -> dict[str, Any]:
         """Run a method of the worker extension on every worker process; the answer of the first."""

@@ -20,7 +20,7 @@ from activities.errors import (
     PolicyMismatch,
     RolloutTimeout,
 )
-from activities.generation.errors import WeightsUnknown
+from activities.generation.errors import ServerFailed, ServerUnreachable, WeightsUnknown
 from activities.generation.vllm import PolicyVersions, VllmServer, policy_version
 from activities.rollouts import answer_evidence, ledger_evidence
 from activities.rollouts.answer import Answer, parse
@@ -69,14 +69,18 @@ class Attempts:
         return await self._answered(rules, row, rollout, attempt, before)
 
     async def serving(self, rules: RolloutsConfig, rollout: RunRollout) -> PolicyVersions:
-        """What the endpoints serve: versions of the rollout's range. An answer's own tokens know no version, so that
-        they need the one that the group began with."""
+        """What the endpoints serve that are not in quarantine: versions of the rollout's range. An answer's own tokens
+        know no version, so that they need the one that the group began with.
+
+        Raises PolicyMismatch, which has the policy restored, also where one endpoint of several does not answer.
+        """
         oldest = rollout.policy_version
         newest = newest_version(rollout) if rules.evidence == "ledger" else oldest
         allowed = f"policy-{oldest}" if newest == oldest else f"policy-{oldest} to policy-{newest}"
+        servers = await self._sampling()
         try:
             async with asyncio.timeout(_SERVING_TIMEOUT_S):
-                serving = await policy_version(self._servers)
+                serving = await policy_version(servers)
         except TimeoutError as error:  # they answer one after another, also while they load weights
             raise PolicyMismatch(
                 f"the vLLM endpoints did not say within {_SERVING_TIMEOUT_S:g} s what they serve; the rollout may be "
@@ -84,12 +88,27 @@ class Attempts:
             ) from error
         except WeightsUnknown as error:
             raise PolicyMismatch(str(error)) from error
+        except (ServerUnreachable, ServerFailed) as error:
+            if len(servers) == 1:
+                raise
+            raise PolicyMismatch(f"one of {len(servers)} vLLM endpoints may have to be quarantined: {error}") from error
         if not oldest <= serving.min <= serving.max <= newest:
             raise PolicyMismatch(
                 f"the vLLM endpoints serve policy-{serving.min} to policy-{serving.max}, the rollout may be sampled by "
                 f"{allowed}"
             )
         return serving
+
+    async def _sampling(self) -> list[VllmServer]:
+        """The endpoints that sample: all but those in quarantine. A lone endpoint is never in quarantine."""
+        if len(self._servers) <= 1:
+            return list(self._servers)
+        away = {quarantine.endpoint: quarantine for quarantine in await self._ledger.quarantines.open()}
+        sampling = [server for server in self._servers if server.url not in away]
+        if not sampling:
+            reasons = "; ".join(f"{server.url} since {away[server.url].since:%H:%M:%S %Z}" for server in self._servers)
+            raise PolicyMismatch(f"all vLLM endpoints are in quarantine: {reasons}")
+        return sampling
 
     async def _recorded(
         self, rules: RolloutsConfig, row: dict[str, Any], rollout: RunRollout, attempt: int

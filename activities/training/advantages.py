@@ -1,7 +1,8 @@
 """Group-relative advantages: one number per rollout, computed once over the rewards of its group.
 
 Rollouts that are not valid never vote: they enter neither baseline nor standard deviation, and their advantage is 0.
-Formulas: NeMo-RL's GRPO estimator, with its valid mask.
+Formulas: NeMo-RL's GRPO estimator, with its valid mask; the reward of a rollout that did not stop by itself is that of
+DAPO's soft punishment in NeMo-RL's simplest form (`stop_properly_penalty_coef`).
 """
 
 import math
@@ -40,6 +41,18 @@ def group_advantages(
         advantage = float(reward) - baseline
         advantages.append(advantage / (std + std_epsilon) if normalize and std > 0 else advantage)
     return advantages
+
+
+def shaped_reward(reward: float, truncated: bool, stop_properly_penalty_coef: float | None) -> float:
+    """The reward as the advantage sees it: times the coefficient for a rollout that was cut off by a token limit."""
+    return reward * stop_properly_penalty_coef if truncated and stop_properly_penalty_coef is not None else reward
+
+
+def clipped_advantage(advantage: float, lowest: float | None, highest: float | None) -> float:
+    """The advantage within its bounds; None is no bound. Bounds enclose 0, so an advantage of 0 stays 0."""
+    if lowest is not None:
+        advantage = max(advantage, lowest)
+    return advantage if highest is None else min(advantage, highest)
 
 
 def _mean_and_std(values: Sequence[float]) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """A training batch: the rows of one optimizer step, with one exact byte form.
 
 Equal batches have equal bytes, so a batch is known by its digest and a stored batch trains the same step again.
+A rollout is whole in it: its rows stand together, and are its segments 0, 1, 2, ... in order, each once.
 """
 
 from dataclasses import dataclass
@@ -80,11 +81,29 @@ def placeholder(rollout_id: str) -> TrainingRow:
 
 @dataclass(frozen=True, eq=False)
 class TrainingBatch:
-    """All rows of one step, ordered by rollout, then segment."""
+    """All rows of one step, ordered by rollout, then segment; `BadBatch` names the first row that is out of place."""
 
     run_id: str
     step: int
     rows: tuple[TrainingRow, ...]
+
+    def __post_init__(self) -> None:
+        finished: set[str] = set()
+        owner, segment = None, -1
+        for row in self.rows:
+            where = f"Step {self.step} of run {self.run_id}: row {row.rollout_id} segment {row.segment}"
+            if row.rollout_id != owner:
+                if owner is not None:
+                    finished.add(owner)
+                owner, segment = row.rollout_id, -1
+            if owner in finished:
+                raise BadBatch(f"{where} stands apart from the other rows of its rollout; they must stand together.")
+            if row.segment != segment + 1:
+                expected = f"segment {segment + 1} of this rollout"
+                raise BadBatch(
+                    f"{where} stands where {expected} belongs: a segment is missing, twice, or out of order."
+                )
+            segment = row.segment
 
     @cached_property
     def trained_tokens(self) -> int:
@@ -95,6 +114,24 @@ class TrainingBatch:
     def rollouts(self) -> int:
         """Distinct rollouts that own the rows: all of each group, for those that do not train own a placeholder."""
         return len({row.rollout_id for row in self.rows})
+
+    @cached_property
+    def trained_tokens_of(self) -> dict[str, int]:
+        """Trained tokens of each rollout that has any, over all its rows, by rollout id."""
+        owned: dict[str, int] = {}
+        for row in self.rows:
+            if row.trained_tokens:
+                owned[row.rollout_id] = owned.get(row.rollout_id, 0) + row.trained_tokens
+        return owned
+
+    @cached_property
+    def first_trained_rows(self) -> dict[str, int]:
+        """Index of the first row with a trained token of each rollout that has one, by rollout id."""
+        firsts: dict[str, int] = {}
+        for index, row in enumerate(self.rows):
+            if row.trained_tokens:
+                firsts.setdefault(row.rollout_id, index)
+        return firsts
 
     def to_bytes(self) -> bytes:
         """The byte form: flat arrays with offsets, ids as UTF-8, in safetensors."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from configs.grpo import LossConfig
+from configs.grpo import GrpoConfig
 from configs.training import TrainingConfig
 
 
@@ -12,8 +12,8 @@ class Settings:
     """All that makes the engine of a run."""
 
     training: TrainingConfig
-    loss: LossConfig
-    seed: int
+    grpo: GrpoConfig
+    temperature: float
     model_dir: Path
 
 
@@ -56,13 +56,16 @@ Command = Load | Train | Export | Save | Stop
 
 @dataclass(frozen=True)
 class Outcome:
-    """A rank's answer; `error` is a line and a traceback.
+    """A rank's answer; `error` is a line, with a traceback unless it was refused.
 
-    `refused`: the same input would fail again. `stuck`: the rank did not answer.
+    `refused`: the same input would fail again. `cancelled`: nobody waited for it any more. `kept`: a step that was not
+    applied left the weights of the version before. `stuck`: the rank did not answer.
     """
 
     rank: int
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     error: str | None = None
     refused: bool = False
+    cancelled: bool = False
+    kept: bool = False
     stuck: bool = False

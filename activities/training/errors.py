@@ -22,7 +22,11 @@ class RowTooLong(TrainingError):
 
 
 class NonFiniteStep(TrainingError):
-    """A loss or gradient that is not finite. The weights were not changed."""
+    """A loss or gradient that is not finite; the message names the rows. The weights were not changed."""
+
+
+class LogProbGap(TrainingError):
+    """vLLM and the trainer disagree about a token by more than `training.max_logprob_gap`. Nothing was changed."""
 
 
 class CheckpointError(TrainingError):

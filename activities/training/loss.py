@@ -1,77 +1,37 @@
-"""The GRPO loss per token, as pure functions of log-probabilities. All tensors are [rows, tokens] unless said.
+"""The GRPO loss of some rows, as a pure function of log-probabilities. All tensors are [rows, tokens] unless said.
 
 `curr` has the gradient, `prev` is the trainer at the start of the step, `generation` is vLLM, `reference` is policy
-version 0. Formulas: NeMo-RL's clipped policy-gradient loss (PPO clip, dual clip of arXiv:1912.09729, truncated
-importance sampling, KL estimators of Schulman, http://joschu.net/blog/kl-approx.html).
+version 0. loss = sum over tokens of weight * (importance weight * policy loss + penalty * KL), in NeMo-RL's terms.
+Rows without a token of mask 1 are left out first, and what else has mask 0 is replaced by zeros: neither changes a
+value or a gradient by a bit, whatever it holds.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from activities.training.importance import importance_weights
+from activities.training.kl import js_divergence, kl_estimate, kl_penalty
+from activities.training.policy_loss import clipped, policy_loss, probability_ratio
 from configs.grpo import LossConfig
 
 
 @dataclass(frozen=True)
 class LossTerms:
-    """Sums over the masked tokens of some rows. Divide by the tokens of the whole step to get means."""
+    """What some rows add to a step. Add `sums` over rows and ranks; `means` makes the metrics of them."""
 
     loss: Tensor
-    """Scalar with the gradient."""
+    """Scalar with the gradient: divide by the denominator of the step."""
     sums: dict[str, Tensor]
-    """Scalars that are added over rows."""
+    """float64 scalars that are added over rows."""
     maxima: dict[str, Tensor]
-    """Scalars of which the greatest over rows counts."""
-
-
-def policy_loss(curr: Tensor, prev: Tensor, advantages: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
-    """Clipped loss and ratio of each token; `advantages` is broadcast."""
-    ratio = torch.exp(curr - prev)
-    clipped = ratio.clamp(1.0 - config.ratio_clip_min, 1.0 + config.ratio_clip_max)
-    loss = torch.maximum(-advantages * ratio, -advantages * clipped)
-    if config.ratio_clip_c is not None:
-        loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * config.ratio_clip_c), loss)
-    return loss, ratio
-
-
-def importance_weights(prev: Tensor, generation: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
-    """Weight of each token for sampling with another engine, after truncation; and where it was out of bounds."""
-    raw = torch.nan_to_num(torch.exp(prev - generation), nan=0.0, posinf=0.0, neginf=0.0)
-    if config.truncated_importance_sampling_type is None or config.truncated_importance_sampling_ratio is None:
-        return raw, torch.zeros_like(raw, dtype=torch.bool)
-    lowest = config.truncated_importance_sampling_ratio_min or 0.0
-    highest = config.truncated_importance_sampling_ratio
-    outside = (raw < lowest) | (raw > highest)
-    if config.truncated_importance_sampling_type == "tis":
-        return raw.clamp(lowest, highest), outside
-    return torch.where(outside, torch.zeros_like(raw), raw), outside
-
-
-def kl_estimate(log_probs: Tensor, reference: Tensor, kind: str) -> Tensor:
-    """Estimate of KL(log_probs || reference) per token from samples of `log_probs`, without clamps."""
-    return _kl(reference - log_probs, kind)
-
-
-def _kl(log_ratio: Tensor, kind: str) -> Tensor:
-    if kind == "k1":
-        return -log_ratio
-    if kind == "k2":
-        return 0.5 * log_ratio.square()
-    return torch.exp(log_ratio) - 1.0 - log_ratio
-
-
-def kl_penalty(curr: Tensor, reference: Tensor, config: LossConfig) -> Tensor:
-    """Clamped KL of each token towards the reference, before its weight.
-
-    The samples come from the policy itself, so the factor exp(curr - curr.detach()), of value 1, adds the gradient of
-    the sampling probability (arXiv:2506.09477). A token whose log-ratio is clamped has no gradient.
-    """
-    raw = reference - curr
-    log_ratio = raw.clamp(-config.kl_input_clamp_value, config.kl_input_clamp_value)
-    sampling = torch.exp(torch.where(raw == log_ratio, curr - curr.detach(), torch.zeros_like(curr)))
-    kl = sampling * _kl(log_ratio, config.reference_policy_kl_type)
-    return kl.clamp(-config.kl_output_clamp_value, config.kl_output_clamp_value)
+    """float64 scalars of which the greatest over rows counts; -inf without a masked token."""
+    minima: dict[str, Tensor]
+    """float64 scalars of which the least over rows counts; +inf without a masked token."""
+    row_losses: Tensor
+    """[rows] what each row adds to the loss, without gradient."""
 
 
 def grpo_loss(
@@ -81,35 +41,121 @@ def grpo_loss(
     reference: Tensor | None,
     advantages: Tensor,
     mask: Tensor,
+    weights: Tensor,
     config: LossConfig,
 ) -> LossTerms:
-    """Loss summed over the tokens with mask 1, and the sums of the metrics. `reference` None: no KL term."""
-    actor, ratio = policy_loss(curr, prev, advantages, config)
-    weights, outside = importance_weights(prev, generation, config)
-    per_token = weights * actor if config.use_importance_sampling_correction else actor
-    kl = None if reference is None else kl_penalty(curr, reference, config)
-    if kl is not None:
+    """Loss summed over the tokens with mask 1, each counted with its weight; `advantages` is [rows, 1].
+
+    `weights` is the mask, or the mask divided by the trained tokens of the rollout (sequence-level loss).
+
+    Raises:
+        ValueError: the loss has a KL term, but no reference log-probabilities are given.
+    """
+    if config.reference_policy_kl_penalty and reference is None:
+        raise ValueError(
+            f"grpo.loss_fn.reference_policy_kl_penalty is {config.reference_policy_kl_penalty}, but the loss is given "
+            "no log-probabilities of the reference policy."
+        )
+    trains = (mask > 0).any(dim=-1)
+    row_losses = torch.zeros_like(curr.detach()[:, 0])
+    curr, prev, generation, advantages, mask, weights = (
+        value[trains] for value in (curr, prev, generation, advantages, mask, weights)
+    )
+    selected = mask > 0
+    zero = torch.zeros((), dtype=curr.dtype, device=curr.device)
+    curr, prev, generation = (torch.where(selected, value, zero) for value in (curr, prev.detach(), generation))
+    if config.force_on_policy_ratio:
+        prev = curr.detach()
+    ratio = probability_ratio(curr, prev, mask, config)
+    importance, outside = importance_weights(prev, generation, mask, config)
+    per_token = policy_loss(curr, ratio, advantages, config)
+    if config.use_importance_sampling_correction:
+        per_token = importance * per_token
+    kl = torch.zeros_like(curr)
+    if reference is not None and config.reference_policy_kl_penalty:
+        kl = kl_penalty(curr, torch.where(selected, reference[trains], zero), config)
         per_token = per_token + config.reference_policy_kl_penalty * kl
-    loss = (per_token * mask).sum()
-    with torch.no_grad():
-        ratio, curr = ratio.detach(), curr.detach()
-        clipped = ratio.clamp(1.0 - config.ratio_clip_min, 1.0 + config.ratio_clip_max)
-        gap = (prev - generation).abs() * mask
-        per_token_metrics = {
-            "probs_ratio": ratio,
-            "probs_ratio_clamped": clipped,
-            "sampling_importance_ratio": weights,
-            "token_mult_prob_error": torch.exp(gap),
-            "gen_kl_error": kl_estimate(generation, prev, config.reference_policy_kl_type),
-            "policy_kl_error": kl_estimate(prev, generation, config.reference_policy_kl_type),
-            "approx_entropy": -torch.exp(curr - generation) * curr,
-            "logprob_gap_mean": gap,
-            "kl_penalty": torch.zeros_like(curr) if kl is None else kl.detach(),
-        }
-        if config.truncated_importance_sampling_type is not None:
-            per_token_metrics["is_oob_ratio"] = outside.to(curr.dtype)
-        selected = mask > 0
-        sums = {name: value[selected].double().sum() for name, value in per_token_metrics.items()}
-        sums["loss"] = loss.detach().double()
-        maxima = {"logprob_gap_max": gap.max().double(), "probs_ratio_max": (ratio * mask).max().double()}
-    return LossTerms(loss=loss, sums=sums, maxima=maxima)
+    weighted = torch.where(selected, weights * per_token, zero)
+    loss = weighted[selected].double().sum()
+    row_losses[trains] = weighted.detach().sum(dim=-1)
+    ratio = ratio.detach()
+    bounded, gap = clipped(ratio, config), (prev - generation).abs()
+    distances = _distances(curr.detach(), prev, generation, config)
+    positive = (advantages > 0).expand_as(mask) & selected
+    per_token_sums = distances | {
+        "probs_ratio": ratio,
+        "probs_ratio_clamped": bounded,
+        "logprob_gap_mean": gap,
+        "kl_penalty": weights * kl.detach(),
+        "positive_nll_loss": torch.where(positive, -curr.detach(), zero),
+        POSITIVE_TOKENS: positive,
+    }
+    sums = {name: value[selected].double().sum() for name, value in per_token_sums.items()}
+    by_row = {
+        "sampling_importance_ratio": (importance, config.sequence_level_importance_ratios),
+        "is_oob_ratio": (outside, config.truncated_importance_sampling_type == "seq-mask-tis"),
+    }
+    for name, (value, of_rows) in by_row.items():
+        sums[name] = (value[:, 0] if of_rows else value[selected]).double().sum()
+    return LossTerms(
+        loss=loss.to(curr.dtype),
+        sums=sums | {ROWS: trains.double().sum(), "loss": loss.detach()},
+        maxima={
+            "probs_ratio_max": _greatest(ratio[selected]),
+            "probs_ratio_clamped_max": _greatest(bounded[selected]),
+            "logprob_gap_max": _greatest(gap[selected]),
+        },
+        minima={
+            "probs_ratio_min": -_greatest(-ratio[selected]),
+            "probs_ratio_clamped_min": -_greatest(-bounded[selected]),
+        },
+        row_losses=row_losses,
+    )
+
+
+def _distances(curr: Tensor, prev: Tensor, generation: Tensor, config: LossConfig) -> dict[str, Tensor]:
+    """How far the trainer is from vLLM, [rows, tokens] each; the definitions are NeMo-RL's.
+
+    `token_mult_prob_error` exp(|prev - generation|); `gen_kl_error` and `policy_kl_error` the estimates of
+    KL(vLLM || trainer) and KL(trainer || vLLM) of the configured kind, `logprob_gap_kl` the former always as k3;
+    `approx_entropy` -(trainer / vLLM) * log(trainer), the entropy of the trainer by importance sampling.
+    """
+    kind = config.reference_policy_kl_type
+    return {
+        "token_mult_prob_error": torch.exp((prev - generation).abs()),
+        "gen_kl_error": kl_estimate(generation, prev, kind),
+        "policy_kl_error": kl_estimate(prev, generation, kind),
+        "js_divergence_error": js_divergence(prev, generation),
+        "logprob_gap_kl": kl_estimate(generation, prev, "k3"),
+        "approx_entropy": -torch.exp(curr - generation) * curr,
+    }
+
+
+ROWS, POSITIVE_TOKENS = "rows", "positive_tokens"
+"""Sums that are denominators: rows with a masked token, and masked tokens of rows with a positive advantage."""
+
+
+def means(sums: Mapping[str, float], *, trained_tokens: int, denominator: int, config: LossConfig) -> dict[str, float]:
+    """The metrics of a step from the sums over all its rows, `trained_tokens` of them masked tokens.
+
+    `denominator` is what the loss is divided by: the trained tokens or rollouts of the step. `loss` and `kl_penalty`
+    have it; `positive_nll_loss` is a mean over the tokens of rows with a positive advantage (0 without any); a weight
+    or bound of whole rows is a mean over rows; all others are means over trained tokens.
+    """
+    over: dict[str, float] = {"loss": denominator, "kl_penalty": denominator}
+    over["positive_nll_loss"] = max(sums[POSITIVE_TOKENS], 1.0)
+    if config.sequence_level_importance_ratios:
+        over["sampling_importance_ratio"] = sums[ROWS]
+    if config.truncated_importance_sampling_type == "seq-mask-tis":
+        over["is_oob_ratio"] = sums[ROWS]
+    return {
+        name: value / over.get(name, trained_tokens)
+        for name, value in sums.items()
+        if name not in (ROWS, POSITIVE_TOKENS)
+    }
+
+
+def _greatest(values: Tensor) -> Tensor:
+    if values.numel() == 0:
+        return torch.full((), -torch.inf, dtype=torch.float64, device=values.device)
+    return values.max().double()

@@ -56,6 +56,12 @@ def grant_mutable(*tables: str) -> None:
         op.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {APPLICATION_ROLE}")
 
 
+def grant_lasting(*tables: str) -> None:
+    """Rows that are changed and never removed: the application reads, adds and changes them."""
+    for table in tables:
+        op.execute(f"GRANT SELECT, INSERT, UPDATE ON {table} TO {APPLICATION_ROLE}")
+
+
 def grant_readable(*tables: str) -> None:
     """Tables that only migrations write."""
     for table in tables:

@@ -43,7 +43,9 @@ class LateRefusal(Base):
     __tablename__ = "late_refusals"
     __table_args__ = (
         CheckConstraint("step >= 0", "not_negative"),
-        CheckConstraint(one_of("asked", "open", "sealed", "parked", "dropped", "trained", "promoted"), "asked"),
+        CheckConstraint(
+            one_of("asked", "open", "sealed", "parked", "dropped", "set_aside", "trained", "promoted"), "asked"
+        ),
         {"info": APPEND_ONLY},
     )
 

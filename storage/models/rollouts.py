@@ -23,18 +23,23 @@ class Group(Base):
         UniqueConstraint("run_id", "ended_order"),
         UniqueConstraint("replaces"),
         CheckConstraint(one_of("purpose", "train", "validation", "diagnostic"), "purpose"),
-        CheckConstraint(one_of("state", "open", "sealed", "parked", "dropped", "trained"), "state"),
+        CheckConstraint(one_of("state", "open", "sealed", "parked", "dropped", "set_aside", "trained"), "state"),
         CheckConstraint(one_of("bucket", "infra", "data"), "bucket"),
         CheckConstraint("state NOT IN ('parked', 'dropped') OR reason IS NOT NULL", "given_up_with_reason"),
         CheckConstraint("state <> 'trained' OR purpose = 'train'", "validation_never_trains"),
+        CheckConstraint(
+            "state <> 'set_aside' OR (purpose = 'train' AND reason IS NOT NULL AND bucket IS NULL "
+            "AND train_step = step)",
+            "set_aside",
+        ),
         CheckConstraint("num_rollouts > 0 AND step >= 0 AND slot >= 0 AND row_index >= 0", "not_negative"),
         CheckConstraint("train_step >= 0 AND train_step <= step", "train_step"),
         CheckConstraint("train_step = step OR replaces IS NOT NULL", "promoted_takes_a_place"),
         CheckConstraint("replaces IS NULL OR (purpose = 'train' AND replaces <> group_id)", "replaces"),
         CheckConstraint("(purpose = 'diagnostic') = (copy_of IS NOT NULL)", "diagnostic_is_a_copy"),
         CheckConstraint(
-            "(ended_order IS NOT NULL) = (purpose = 'train' AND state IN ('sealed', 'dropped', 'trained')) "
-            "AND ended_order > 0",
+            "(ended_order IS NOT NULL) = (purpose = 'train' "
+            "AND state IN ('sealed', 'dropped', 'set_aside', 'trained')) AND ended_order > 0",
             "ended_order",
         ),
         Index(

@@ -12,9 +12,9 @@ from workflows.messages import (
     PlanStep,
     PromoteGroup,
     PromptClaim,
-    RecordStep,
     StepPlan,
 )
+from workflows.training_messages import RecordStep
 
 pytestmark = pytest.mark.integration
 
@@ -65,6 +65,29 @@ async def test_dropped_group_without_a_replacement_is_planned_again(world: World
     assert (slot.claim.prompt_id, slot.replaces, slot.replacements_used) == ("safe-0", None, 0)
     assert not slot.given_away
     assert (await plan(world)).next_slot == before.next_slot
+
+
+async def test_group_that_was_set_aside_is_followed_by_the_next_prompt_and_counted_in_every_plan(world: World) -> None:
+    before = await plan(world)
+    group_id = await world.open_group(0, 2)
+    for index in range(2):
+        await call(world.rollouts.run_rollout, world.rollout(group_id, index))
+    await world.seal(group_id, "set_aside")
+    planned = await plan(world)
+    assert [slot.set_aside for slot in planned.slots] == [True, False]
+    assert (planned.slots[0].claim.slot, planned.slots[0].given_away, planned.next_slot) == (0, False, 2)
+    (aside,) = planned.set_aside
+    assert (aside.group_id, aside.reward) == (group_id, (await world.ledger.groups.get(group_id)).rollouts[0].reward)
+    opened = await call(world.groups.open_group, world.open_request())
+    assert (opened.state, len(opened.settled)) == ("set_aside", 2)
+
+    claim = await spare(world, 2)
+    assert (await plan(world)).spares == (claim,)
+    refill = await replace(world, group_id, claim)
+    again = await plan(world)
+    assert (again.slots[0].claim, again.slots[0].replaces) == (claim, group_id)
+    assert (again.slots[0].replacements_used, again.slots[0].set_aside, again.set_aside) == (0, False, (aside,))
+    assert (before.set_aside, (await world.ledger.groups.get(refill)).state) == ((), "open")
 
 
 async def test_replacement_stands_for_the_slot_of_the_group_that_was_dropped(world: World) -> None:
@@ -122,6 +145,6 @@ async def test_batch_holds_a_promoted_group_beside_the_steps_own(world: World) -
     assert (stored.step, stored.train_step) == (1, 0)
     found = await call(world.writing.find_batch, FindBatch(run_id=world.run_id, step=0))
     assert found.batch == batch
-    await world.ledger.steps.apply(world.run_id, 0, batch.digest, {"loss": 0.5}, 0)
+    await world.ledger.steps.apply(await world.lease(), 0, batch.digest, {"loss": 0.5}, 0)
     await call(world.writing.record_step, RecordStep(run_id=world.run_id, step=0, metrics={"reward": 0.5}))
     assert (await world.ledger.groups.get(ready)).state == "trained"

@@ -22,6 +22,7 @@ from configs.recipe import Recipe
 from storage.blobs import BlobStore
 from storage.ledger import Ledger
 from storage.records import AttemptRecord, GroupRecord, RolloutRecord
+from storage.trainer_leases import TrainerLease
 from tests.activities.model_server import ModelServer
 from tests.generation.fake_vllm import FakeVllm
 from tests.rollouts.agent_server import AgentServer
@@ -79,6 +80,10 @@ class World:
     async def use(self, **sections: Any) -> None:
         """Go on with a run whose recipe has these keys."""
         self.run_id = await start_run(self.ledger, self.dataset, self.folder, **sections)
+
+    async def lease(self) -> TrainerLease:
+        """The right to write for the run's trainer."""
+        return await self.ledger.trainer_leases.acquire(self.run_id, "trainer", 600)
 
     async def close(self) -> None:
         """Close the clients."""

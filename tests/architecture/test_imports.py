@@ -65,4 +65,8 @@ def test_command_line_starts_without_torch() -> None:
 
 
 def test_metrics_are_written_without_torch() -> None:
-    assert not loaded_by("import activities.metrics") & {"torch", "tensorflow"}
+    assert not loaded_by("import activities.metrics.tensorboard") & {"torch", "tensorflow"}
+
+
+def test_client_of_wandb_is_in_no_worker() -> None:
+    assert "wandb" not in loaded_by("import workers.rollout_worker")

@@ -103,10 +103,11 @@ class Operated:
         """A command that must succeed; its JSON."""
         return json.loads(await self.ok(*arguments, "--json"))
 
-    async def start_group(self, slot: int = 0) -> WorkflowHandle[Any, Any]:
-        """Start a group of step 0."""
+    async def start_group(self, slot: int = 0, *, samples_dynamically: bool = False) -> WorkflowHandle[Any, Any]:
+        """Start a group of step 0. All its valid rollouts have the same reward."""
         failure = self.recipe.failure.model_copy(update={"on_dropped_prompt": "park"})
-        policy = policy_of(self.recipe).model_copy(update={"failure": failure})
+        grpo = self.recipe.grpo.model_copy(update={"use_dynamic_sampling": samples_dynamically})
+        policy = policy_of(self.recipe).model_copy(update={"failure": failure, "grpo": grpo})
         return await self.session.client.start_workflow(
             PromptGroup.run,
             GroupInput(

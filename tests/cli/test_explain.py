@@ -119,6 +119,14 @@ def test_one_screen_says_what_is_awaited_what_is_stuck_and_what_to_type() -> Non
     assert len(text.splitlines()) <= 40
 
 
+def test_what_a_step_set_aside_is_said_in_a_line() -> None:
+    aside = "set aside for equal rewards: 3 (2 all 1, 1 all 0); 5 of at most 20 groups sampled"
+    step = StepTold(step=4, phase="its turn", groups={"sealed": 2, "set_aside": 3}, open_rollouts=0, set_aside=aside)
+    text = printed(explanation(steps=(step,)))
+    assert f"step 4: {aside}" in text
+    assert "sealed 2  set_aside 3" in text
+
+
 def test_the_longest_silent_rollouts_are_shown_first() -> None:
     lines = [line for line in printed(explanation()).splitlines() if "/rollout-" in line and "node-1" in line]
     assert "rollout-19" in lines[0]

@@ -30,6 +30,23 @@ async def test_a_parked_group_is_retried_and_sealed_and_the_audit_names_actor_an
     assert "the sandbox was full" in await run.ok("run", "audit", run.id)
 
 
+async def test_a_group_that_was_set_aside_is_listed_with_its_reason_and_takes_no_request(run: Operated) -> None:
+    await (await run.start_group(samples_dynamically=True)).result()
+    aside = await run.group("set_aside")
+
+    (listed,) = await run.json("group", "list", run.id, "--state", "set_aside")
+    assert listed["reason"] == aside.reason
+    shown = await run.ok("group", "show", aside.group_id)
+    assert f"set_aside\nprompt p0: all {len(aside.rollouts)} valid rollouts have reward 0.5" in shown
+    for command in (["retry", aside.group_id], ["drop", aside.group_id], ["mask", aside.group_id, "--all"]):
+        said = await run.refused("group", *command, *WHY)
+        assert "is set_aside" in said
+        assert f"onbelay group replay {aside.group_id}" in said
+    told = await run.json("run", "explain", run.id)
+    assert [step["groups"] for step in told["steps"]] == [{"set_aside": 1}]
+    assert told["steps"][0]["set_aside"].startswith("set aside for equal rewards: 1 (1 all 0.5)")
+
+
 async def test_a_group_that_is_over_refuses_and_says_how_it_stands(run: Operated) -> None:
     handle = await run.start_group()
     await handle.result()

@@ -10,7 +10,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def summary(state: str, steps: int) -> RunSummary:
-    counts = ("dispatched", "trained", "dropped", "parked", "open", "promoted", "replaced", "refused_late")
+    counts = ("dispatched", "trained", "dropped", "set_aside", "parked", "open", "promoted", "replaced", "refused_late")
     return RunSummary.model_validate(
         {
             "run_id": "r",

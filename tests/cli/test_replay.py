@@ -14,9 +14,15 @@ from workers.cli.starting import start_run
 pytestmark = pytest.mark.integration
 
 
+async def publish_weights(run: Operated) -> None:
+    """What the trainer does first."""
+    lease = await run.session.ledger.trainer_leases.acquire(run.id, "trainer", 600)
+    await run.session.ledger.weights.publish(lease, 0, run.weights.path, run.weights.digest)
+
+
 async def closed_group(run: Operated) -> GroupRecord:
     """A sealed group of a run whose first weights are published."""
-    await run.session.ledger.weights.publish(run.id, 0, run.weights.path, run.weights.digest)
+    await publish_weights(run)
     handle = await run.start_group()
     await handle.result()
     return await run.group("sealed")
@@ -61,7 +67,7 @@ async def test_a_dry_run_copies_nothing(run: Operated) -> None:
 
 
 async def test_a_group_that_has_not_ended_is_not_replayed(run: Operated) -> None:
-    await run.session.ledger.weights.publish(run.id, 0, run.weights.path, run.weights.digest)
+    await publish_weights(run)
     run.broken = {0, 1}
     await run.start_group()
     parked = await run.group("parked")

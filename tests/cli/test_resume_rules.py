@@ -8,7 +8,14 @@ from workers.cli.resume_rules import RULES, differences, refusal_of
 
 ALLOWED = {
     "failure": {key.name for key in keys.children("failure")},
-    "grpo": {"max_num_steps", "val_period", "val_at_start", "val_at_end"},
+    "grpo": {
+        "max_num_steps",
+        "val_period",
+        "val_at_start",
+        "val_at_end",
+        "use_dynamic_sampling",
+        "dynamic_sampling_max_gen_batches",
+    },
     "rollouts": {
         "rollout_timeout_s",
         "heartbeat_timeout_s",
@@ -17,7 +24,14 @@ ALLOWED = {
         "shutdown_grace_s",
         "max_replay_age_versions",
     },
-    "generation": {"endpoints", "refit_timeout_s", "heartbeat_timeout_s", "max_refit_attempts"},
+    "generation": {
+        "endpoints",
+        "refit_timeout_s",
+        "heartbeat_timeout_s",
+        "max_refit_attempts",
+        "on_failed_endpoint",
+        "weight_transport",
+    },
     "training": {
         "output_dir",
         "step_timeout_s",
@@ -25,7 +39,9 @@ ALLOWED = {
         "heartbeat_timeout_s",
         "max_train_attempts",
         "save_period",
-        "keep_checkpoints",
+        "keep_last",
+        "keep_every",
+        "max_logprob_gap",
         "keep_weights",
     },
     "storage": {key.name for key in keys.children("storage")},

@@ -22,8 +22,9 @@ from workers.stack.control import resolved_recipe
 ROOT = Path(__file__).parents[2]
 COMMAND_TIMEOUT_S = 900.0
 RUN_TIMEOUT_S = 600.0
+POLICY_FOLDER = ROOT / ".onbelay" / "demo" / "policy"
 POLICY = [
-    f"run.{key}={ROOT / '.onbelay' / 'demo' / name}"
+    f"run.{key}={POLICY_FOLDER.parent / name}"
     for key, name in (("model", "policy"), ("dataset", "train.jsonl"), ("validation_dataset", "validation.jsonl"))
 ]
 FREE_PORTS = [

@@ -3,9 +3,13 @@
 import json
 from pathlib import Path
 
+import httpx
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tests.e2e.stack import FREE_PORTS, POLICY, Stack
+from workers.stack.control import resolved_recipe
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -51,3 +55,30 @@ async def test_demo_trains_three_steps_on_valid_rollouts_and_its_accounts_add_up
     assert len(summary["reward_by_step"]) == 3
     assert summary["identity_holds"] is True
     assert plot.read_bytes().startswith(b"\x89PNG")
+    await assert_vllm_and_trainer_agree(stack, summary["run_id"])
+
+
+async def assert_vllm_and_trainer_agree(stack: Stack, run_id: str) -> None:
+    """After every refit: the trainer measured those before a step, the last one is measured here."""
+    async with stack.session() as opened:
+        gaps = [step["train/logprob_gap_max"] for step in (await opened.ledger.steps.metrics(run_id)).values()]
+        newest = await opened.ledger.weights.newest(run_id)
+    assert len(gaps) == 3
+    assert 0 < max(gaps) < 1e-4
+    assert newest is not None
+    assert newest.version == 3
+    recipe = resolved_recipe(stack.state_dir)
+    assert recipe is not None
+    url = str(recipe.generation.endpoints[0]).rstrip("/")
+    sampling = {"max_tokens": 64, "temperature": 1.0, "seed": 0, "logprobs": 0, "ignore_eos": True}
+    request = {"model": "policy", "token_ids": list(range(5, 37)), "sampling_params": sampling}
+    async with httpx.AsyncClient(timeout=120) as client:
+        choice = (await client.post(f"{url}/inference/v1/generate", json=request)).json()["choices"][0]
+    assert [span["version"] for span in choice["weight_versions"]] == ["policy-3"]
+    sampled = torch.tensor(choice["token_ids"])
+    policy = AutoModelForCausalLM.from_pretrained(newest.path, dtype=torch.float32)
+    with torch.no_grad():
+        logits = policy(torch.tensor([[*request["token_ids"], *choice["token_ids"]]])).logits[0, 31:-1]
+    expected = torch.log_softmax(logits, -1).gather(1, sampled[:, None])[:, 0]
+    found = torch.tensor([entry["logprob"] for entry in choice["logprobs"]["content"]])
+    assert (found - expected).abs().max() < 1e-4

@@ -1,4 +1,4 @@
-"""An agent and its environment in processes of their own, so that one can die, or fall silent, without the other.
+"""An agent, and its environment, in processes of their own, so that one can die, or fall silent, without the other.
 
 Both are started as NeMo-Gym starts them, in front of the policy model of a GymProcess.
 """
@@ -30,7 +30,8 @@ START_TIMEOUT_S = 120.0
 
 @contextmanager
 def addresses() -> Iterator[dict[str, str]]:
-    """URLs of both that nobody else can take, also while nobody listens there."""
+    """URLs of both that nobody else can take, also while nobody listens there. Without `apart_environment` among them
+    the agent uses the environment of the GymProcess."""
     with ExitStack() as stack:
         urls: dict[str, str] = {}
         for name in ("apart", "apart_environment"):
@@ -92,19 +93,21 @@ def _config(gym: GymProcess, urls: dict[str, str]) -> dict[str, Any]:
         address = {"entrypoint": "app.py", "host": HOST, "port": urlsplit(url).port}
         return {kind: {implementation: {**address, **config}}}
 
+    environments = {**gym.urls, **urls}
+    environment = "apart_environment" if "apart_environment" in urls else "environment"
     return {
         "head_server": {"host": HOST, "port": 0},
         "dry_run": False,
         "observability_enabled": False,
         "token_id_capture": TOKEN_CAPTURE,
         "policy_model": listening("responses_api_models", "policy_model", gym.urls["policy_model"]),
-        "apart_environment": listening("resources_servers", "environment", urls["apart_environment"]),
+        environment: listening("resources_servers", "environment", environments[environment]),
         "apart": listening(
             "responses_api_agents",
             "simple_agent",
             urls["apart"],
             max_steps=10,
             model_server={"type": "responses_api_models", "name": "policy_model"},
-            resources_server={"type": "resources_servers", "name": "apart_environment"},
+            resources_server={"type": "resources_servers", "name": environment},
         ),
     }

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -73,21 +74,31 @@ def _history(actions_per_chunk: int, max_total_tokens: int = UNLIMITED) -> dict[
 
 
 class GymProcess:
-    """`urls` are the addresses of its servers, by name; `environments` those of its environment servers."""
+    """`urls` are the addresses of its servers, by name; `environments` those of its environment servers. `only` these
+    are served, if they are named; `sections` are more of its recipe."""
 
-    def __init__(self, folder: Path, vllm_url: str, unrecorded_url: str, storage: dict[str, Any]) -> None:
-        configured = servers(unrecorded_url)
+    def __init__(
+        self,
+        folder: Path,
+        vllm_url: str,
+        unrecorded_url: str,
+        storage: dict[str, Any],
+        only: Collection[str] | None = None,
+        **sections: dict[str, Any],
+    ) -> None:
+        configured = {name: one for name, one in servers(unrecorded_url).items() if only is None or name in only}
         port = free_ports(len(configured))
         recipe = {
             "run": {"model": "unused", "dataset": "unused"},
             "gym": {"port": port, "servers": configured},
             "generation": {"endpoints": [vllm_url], "embedded": {"reasoning_parser": "deepseek_r1"}},
             "storage": storage,
+            **sections,
         }
         self._recipe = folder / "recipe.yaml"
         self._recipe.write_text(yaml.safe_dump(recipe, sort_keys=False))
         self.urls = {name: f"http://{HOST}:{port + index}" for index, name in enumerate(configured)}
-        self.environments = {name: self.urls[name] for name in ("episodes", "hurried")}
+        self.environments = {name: url for name, url in self.urls.items() if name in ("episodes", "hurried")}
         self._launcher: Launcher | None = None
 
     async def start(self) -> None:

@@ -1,4 +1,7 @@
-"""Whole runs: the workers of all queues in this process, the trainer's engine included, on the servers of a World."""
+"""Whole runs: the workers of all queues in this process, the trainer's engine included, on the servers of a World.
+
+Two worlds, each with a ledger of its own, may run a run of the same id: that is how runs are compared.
+"""
 
 import asyncio
 import json
@@ -106,9 +109,11 @@ class WholeRuns:
         self._addresses = addresses
         self._policy = policy
 
-    async def start(self, agent: str = "simple", steps: int = 1, **sections: dict[str, Any]) -> WholeRun:
-        """A run of so many steps of 4 prompts x 2 rollouts; `sections` change those of its recipe."""
-        name = f"run-{uuid.uuid4().hex[:12]}"
+    async def start(
+        self, agent: str = "simple", steps: int = 1, name: str | None = None, **sections: dict[str, Any]
+    ) -> WholeRun:
+        """A run of so many steps of 4 prompts x 2 rollouts; `sections` change those of its recipe, `name` is its id."""
+        name = name or f"run-{uuid.uuid4().hex[:12]}"
         folder = self.world.folder / name
         folder.mkdir()
         self.world.episode.marker = name
@@ -155,17 +160,27 @@ def _recipe(
 
 @asynccontextmanager
 async def whole_runs(
-    world: World, storage: dict[str, Any], temporal_address: str, temporal_ui: str, folder: Path
+    world: World,
+    storage: dict[str, Any],
+    temporal_address: str,
+    temporal_ui: str,
+    folder: Path,
+    *,
+    policy: Path | None = None,
+    agents: dict[str, str] | None = None,
+    rollouts_apart: bool = False,
 ) -> AsyncIterator[WholeRuns]:
-    """Workers of all queues."""
+    """Workers of all queues; `rollouts_apart`: of all but the rollouts', whose worker reads `folder/recipe.yaml`."""
+    served = {name: url for name, url in world.gym.urls.items() if not name.endswith("_model")}
     addresses = {
         "storage": storage,
         "temporal": {"address": temporal_address, "task_queue": QUEUE, "ui_url": temporal_ui},
         "generation": {"endpoints": [world.vllm.url], "refit_timeout_s": 10.0},
-        "gym": {"agents": {name: url for name, url in world.gym.urls.items() if not name.endswith("_model")}},
+        "gym": {"agents": served if agents is None else agents},
     }
-    policy = write_policy(folder / "policy")
+    policy = policy or write_policy(folder / "policy")
     recipe = _recipe(addresses, policy, folder, "workers", 1, {})
+    (folder / "recipe.yaml").write_text(dump_recipe(recipe, reveal_secrets=True))
 
     def give_up(cause: str) -> None:
         raise AssertionError(f"the trainer must not give up: {cause}")
@@ -181,8 +196,10 @@ async def whole_runs(
             activities=[training.train_step, training.publish_weights],
             max_concurrent_activities=1,
         )
+        deciding, rollouts = await rollout_worker.build(resources)
         for worker in (
-            *await rollout_worker.build(resources),
+            deciding,
+            *(() if rollouts_apart else (rollouts,)),
             *await generation_worker.build(resources),
             trainer,
         ):

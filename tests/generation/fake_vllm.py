@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
+from urllib.parse import parse_qs, urlparse
 
 
 class Refused(Exception):
@@ -22,10 +22,12 @@ class Refused(Exception):
 
 @dataclass
 class FakeVllm:
-    """State and behaviour; `events` is shared by the servers of a test and says what happened in which order."""
+    """State and behaviour; `events` is shared by the servers of a test and says what happened in which order. `bodies`
+    are those of the server's own events."""
 
     name: str = "vllm"
     events: list[str] = field(default_factory=list[str])
+    bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     label: str = "default"
     digest: str | None = None
     paused: bool = False
@@ -33,12 +35,20 @@ class FakeVllm:
     model_gone: bool = False
     dead: bool = False
     running_requests: int = 0
+    world_size: int = 1
     blind: bool = False
     fail_next_update: bool = False
+    fails_updates: bool = False  # every one
+    lies: bool = False  # says after a load that it serves what it served before
+    hangs: bool = False  # takes requests and never answers
     process: str = field(default_factory=lambda: uuid.uuid4().hex)
     stopped: threading.Event = field(default_factory=threading.Event)
     url: str = ""
     _received: str | None = None
+
+    def pauses(self) -> list[str]:
+        """The modes in which it was paused, in order."""
+        return [event.split()[2] for event in self.events if event.startswith(f"{self.name} pause ")]
 
     def restart(self) -> None:
         """What a supervisor does with a server that died."""
@@ -53,13 +63,17 @@ class FakeVllm:
             raise Refused("EngineDeadError")
         return self.label
 
-    def answer(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, method: str, path: str, body: dict[str, Any], mode: str = "") -> dict[str, Any]:
         """One request."""
+        if self.hangs:
+            self.stopped.wait()
         if self.dead:
             raise Refused("EngineDeadError")
         match method, path:
             case "GET", "/health":
                 return {}
+            case "GET", "/get_world_size":
+                return {"world_size": self.world_size}
             case "GET", "/weight_info":
                 return {"weight_version": self.label}
             case "GET", "/is_paused":
@@ -67,7 +81,8 @@ class FakeVllm:
             case "POST", "/collective_rpc":
                 return {"results": [self._call(body["method"], body["args"])]}
             case "POST", _:
-                self.events.append(f"{self.name} {path.removeprefix('/')}")
+                self.events.append(f"{self.name} {path.removeprefix('/')}" + (f" {mode}" if mode else ""))
+                self.bodies.append(body)
                 self._change(path, body)
                 return {}
         raise Refused(f"no route {method} {path}")
@@ -99,7 +114,8 @@ class FakeVllm:
             case "/finish_weight_update":
                 if self._received is None:
                     raise Refused("finish without update")
-                self.digest, self.label = self._received, body["weight_version"]
+                if not self.lies:
+                    self.digest, self.label = self._received, body["weight_version"]
                 self.active = self.model_gone = False
             case _:
                 pass
@@ -109,9 +125,10 @@ class FakeVllm:
             self.stopped.wait()  # trap 1
         if not self.active:
             raise Refused("start_weight_update must be called before update_weights.")
-        if self.fail_next_update or not any(Path(info["path"]).glob("*.safetensors")):
+        fails = self.fails_updates or self.fail_next_update
+        if fails or ("path" in info and not any(Path(info["path"]).glob("*.safetensors"))):
             self.fail_next_update = self.active = False
-            raise Refused(f"{info['path']} holds no .safetensors file that this server can see")
+            raise Refused(f"{info.get('path')} holds no .safetensors file that this server can see")
         self._received = info["digest"]
 
 
@@ -129,7 +146,9 @@ def serving(fake: FakeVllm) -> Iterator[FakeVllm]:
         def _serve(self) -> None:
             content = self.rfile.read(int(self.headers.get("content-length", "0")))
             try:
-                status, answer = 200, fake.answer(self.command, urlparse(self.path).path, json.loads(content or b"{}"))
+                asked = urlparse(self.path)
+                mode = parse_qs(asked.query).get("mode", [""])[0]
+                status, answer = 200, fake.answer(self.command, asked.path, json.loads(content or b"{}"), mode)
             except Refused as error:
                 status, answer = 500, {"error": {"message": str(error)}}
             data = json.dumps(answer).encode()

@@ -28,7 +28,8 @@ from workers.stack.child import running
 from workers.stack.ports import distinct_free_ports, free_port
 from workers.stack.temporal import EmbeddedTemporal
 from workers.temporal_client import TemporalUnavailable, connect
-from workflows.messages import Refit, RefitDone, WeightsRef
+from workflows.messages import WeightsRef
+from workflows.training_messages import Refit, RefitDone
 
 
 @workflow.defn
@@ -75,7 +76,8 @@ async def test_the_worker_goes_on_after_its_temporal_service_was_killed_and_leav
             folder.mkdir()
             (folder / "model.safetensors").write_bytes(b"weights %d" % version)
             weights = WeightsRef(version=version, path=str(folder), digest=weights_digest(folder))
-            await ledger.weights.publish("run", version, weights.path, weights.digest)
+            lease = await ledger.trainer_leases.acquire("run", "trainer", 600)
+            await ledger.weights.publish(lease, version, weights.path, weights.digest)
             client = await connect(recipe.temporal, PATIENCE_S)
             runner = UnsandboxedWorkflowRunner()
             async with Worker(client, task_queue="test", workflows=[OneRefit], workflow_runner=runner):

@@ -14,17 +14,18 @@ from safetensors.torch import load_file, save_file
 
 from activities.generation.errors import RefitIncomplete, ServerFailed
 from activities.generation.refit import refit
+from activities.generation.transports.file import FileTransport
 from activities.generation.vllm import PauseMode, VllmServer, policy_version
 from activities.generation.weights import weights_digest
 from tests.generation.conftest import ServedPolicy
 from tests.generation.models import greedy
+from tests.generation.under_way import paused_while_running, while_under_way
 from workflows.messages import WeightsRef
 
 pytestmark = pytest.mark.integration
 
 PROMPT = [10 + 7 * i % 100 for i in range(200)]  # several cache blocks, so that a stale prefix cache would show
 LONG = 1500  # seconds of work, so that a refit meets it
-MOST_TRIES = 5
 
 
 @pytest.fixture
@@ -78,15 +79,31 @@ async def _choices_of(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 async def refit_in_flight(server: VllmServer, before: WeightsRef, after: WeightsRef, mode: PauseMode) -> dict[str, Any]:
-    """The long sample that a refit met. On a machine that is slow at the wrong moment it may have ended by then."""
-    for _ in range(MOST_TRIES):
+    """The long sample that a refit met."""
+
+    async def attempt() -> dict[str, Any] | None:
         await refit([server], before, "wait")
         async with in_flight(server.url) as asked:
-            await refit([server], after, mode)
+            refitting = asyncio.create_task(refit([server], after, mode))
+            met = mode != "wait" or await met_running(server.url, refitting)
+            await refitting
             choice = await asked.rest()
-        if mode == "wait" or choice["finish_reason"] != "length" or len(choice["weight_versions"]) > 1:
-            return choice
-    raise AssertionError(f"{MOST_TRIES} times the sample of {LONG} tokens had ended before the refit began")
+        if mode != "wait":  # what the server says of the sample itself
+            met = choice["finish_reason"] != "length" or len(choice["weight_versions"]) > 1
+        return choice if met else None
+
+    return await while_under_way(attempt)
+
+
+async def met_running(url: str, refitting: asyncio.Task[Any]) -> bool:
+    """Whether the refit paused the server while it worked on a request."""
+    pausing = asyncio.create_task(paused_while_running(url))
+    await asyncio.wait((pausing, refitting), return_when=asyncio.FIRST_COMPLETED)
+    if not pausing.done():  # the whole refit went by between two looks
+        pausing.cancel()
+        await asyncio.wait((pausing,))
+        return False
+    return await pausing
 
 
 async def assert_serves(server: VllmServer, weights: WeightsRef) -> None:
@@ -135,8 +152,9 @@ async def test_a_failed_load_stays_paused_and_a_good_one_recovers(
     server: VllmServer, vllm_server: ServedPolicy, tmp_path: Path
 ) -> None:
     await server.pause("wait")
+    missing = WeightsRef(version=9, path=str(tmp_path / "missing"), digest="digest")
     with pytest.raises(ServerFailed, match=r"holds no \.safetensors file that this server can see"):
-        await server.load(str(tmp_path / "missing"), "digest", "policy-9")
+        await FileTransport().load(server, missing)
     state = await server.state()
     assert state.paused
     assert state.digest is None

@@ -14,6 +14,7 @@ from activities.generation.errors import (
     WeightsUnknown,
 )
 from activities.generation.refit import refit
+from activities.generation.transports.file import FileTransport
 from activities.generation.vllm import VllmServer, policy_version
 from activities.generation.weights import weights_digest
 from tests.generation.fake_vllm import FakeVllm, serving
@@ -50,7 +51,7 @@ async def test_no_endpoint_loads_before_all_are_paused_and_none_resumes_before_a
     fakes: tuple[FakeVllm, FakeVllm], servers: tuple[VllmServer, ...], tmp_path: Path
 ) -> None:
     done = await refit(servers, export(tmp_path, 1), "wait")
-    assert [endpoint.url for endpoint in done] == [fake.url for fake in fakes]
+    assert [endpoint.url for endpoint in done.endpoints] == [fake.url for fake in fakes]
     steps = [event.split()[1] for event in fakes[0].events]
     last_pause = max(i for i, step in enumerate(steps) if step == "pause")
     assert last_pause < steps.index("start_weight_update")
@@ -84,7 +85,7 @@ async def test_repeating_a_refit_that_is_done_touches_nothing(
     fakes[0].events.clear()
     done = await refit(servers, weights, "wait")
     assert fakes[0].events == []
-    assert [endpoint.seconds for endpoint in done] == [0.0, 0.0]
+    assert [endpoint.seconds for endpoint in done.endpoints] == [0.0, 0.0]
 
 
 async def test_an_endpoint_that_was_started_again_is_loaded_again(
@@ -183,4 +184,4 @@ async def test_an_update_that_never_answers_ends_at_the_deadline(
     weights = export(tmp_path, 1)
     fakes[0].running_requests = 1  # and nobody paused it: the real server hangs for ever
     with pytest.raises(ServerUnreachable, match="did not answer POST /update_weights"):
-        await servers[0].load(weights.path, weights.digest, "policy-1")
+        await FileTransport().load(servers[0], weights)

@@ -1,104 +1,23 @@
 """A restoration brings the newest published version to endpoints that lost it, and never an older one back."""
 
 import asyncio
-import threading
-import uuid
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 from temporalio import workflow
 from temporalio.client import Client, WorkflowHandle
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError
-from temporalio.testing import ActivityEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from activities.generation.weights import weights_digest
-from activities.generation_activities import GenerationActivities
-from configs.recipe import Recipe
-from configs.storage import StorageConfig
-from storage.blobs import BlobStore
-from storage.database import Database
-from storage.ledger import Ledger
-from storage.migrate import migrate
-from tests.generation.fake_vllm import FakeVllm, serving
+from tests.generation.site import Site
 from workers.generation_worker import build
 from workers.worker_process import Resources
-from workflows.messages import Refit, RefitDone, RestorePolicy, WeightsRef
+from workflows.training_messages import Refit, RefitDone, RestorePolicy
 
 pytestmark = pytest.mark.integration
-
-
-@dataclass
-class SlowVllm(FakeVllm):
-    """Its first load waits until the test lets it go on."""
-
-    loading: threading.Event = field(default_factory=threading.Event)
-    go_on: threading.Event = field(default_factory=threading.Event)
-
-    def _update(self, info: dict[str, str]) -> None:
-        self.loading.set()
-        self.go_on.wait(30)
-        super()._update(info)
-
-
-@dataclass
-class Site:
-    """A run in a ledger, and two endpoints."""
-
-    ledger: Ledger
-    database: Database
-    recipe: Recipe
-    folder: Path
-    endpoints: tuple[SlowVllm, SlowVllm]
-
-    async def publish(self, version: int) -> WeightsRef:
-        """Export and publish a version of the run."""
-        folder = self.folder / f"policy-{version}"
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(b"weights %d" % version)
-        weights = WeightsRef(version=version, path=str(folder), digest=weights_digest(folder))
-        await self.ledger.weights.publish("run", version, weights.path, weights.digest)
-        return weights
-
-    async def restore(self) -> RefitDone:
-        """One restoration by a worker that has just started."""
-        activities = GenerationActivities(self.ledger, self.recipe)
-        try:
-            return await ActivityEnvironment().run(activities.restore_policy, RestorePolicy(run_id="run"))
-        finally:
-            await activities.close()
-
-
-@pytest.fixture
-async def site(database_dsn: str, temporal_address: str, tmp_path: Path) -> AsyncIterator[Site]:
-    storage = StorageConfig(dsn=SecretStr(database_dsn), blobs_url=str(tmp_path / "blobs"))
-    await migrate(storage)
-    database = Database(storage)
-    ledger = Ledger(database, BlobStore(storage.blobs_url))
-    await ledger.runs.create("run", "fleet", {}, "d" * 64, 1, "m" * 64)
-    events: list[str] = []
-    with serving(SlowVllm("a", events)) as one, serving(SlowVllm("b", events)) as other:
-        assert isinstance(one, SlowVllm)
-        assert isinstance(other, SlowVllm)
-        for fake in (one, other):
-            fake.go_on.set()
-        recipe = Recipe.model_validate(
-            {
-                "run": {"model": "model", "dataset": "rows.jsonl"},
-                "generation": {"endpoints": [one.url, other.url]},
-                "temporal": {"address": temporal_address, "task_queue": f"fleet-{uuid.uuid4().hex}"},
-                "storage": {"dsn": database_dsn},
-            }
-        )
-        yield Site(ledger, database, recipe, tmp_path, (one, other))
-    await database.close()
 
 
 async def test_endpoint_that_was_started_again_gets_the_newest_version_and_the_other_is_not_loaded(site: Site) -> None:

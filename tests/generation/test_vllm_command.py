@@ -1,5 +1,6 @@
 """The command line of the embedded server."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,15 @@ def test_settings_reach_the_command_and_its_environment() -> None:
     assert (option(argv, "dtype"), option(argv, "max-model-len")) == ("bfloat16", "512")
     assert option(argv, "host") == "127.0.0.1"
     assert (env["VLLM_CPU_KVCACHE_SPACE"], env["OMP_NUM_THREADS"]) == ("3", "2")
+
+
+@pytest.mark.parametrize(("transport", "backend"), [("file", "safetensors_file"), ("nccl", "nccl_policy")])
+def test_the_weight_backend_is_that_of_the_transport(transport: str, backend: str) -> None:
+    sections = recipe().model_dump(mode="json")
+    sections["generation"]["weight_transport"] = transport
+    argv, _ = vllm_command(Recipe.model_validate(sections), Path("python"))
+    assert json.loads(option(argv, "weight-transfer-config")) == {"backend": backend}
+    assert option(argv, "worker-extension-cls") == "workers.vllm_extension.PolicyWorker"
 
 
 def test_the_reasoning_parser_is_passed_only_when_there_is_one() -> None:

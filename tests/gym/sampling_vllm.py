@@ -1,5 +1,7 @@
 """A vLLM server with a scripted policy that samples: what it says is scripted, no two samples have equal tokens.
 
+A request with a seed gets the sample that follows from seed, prompt and weights, every time.
+
 It speaks the routes that exact tokens need, over HTTP, with the answers and refusals of the real server:
 
     with SamplingVllm(policy) as vllm:
@@ -46,7 +48,7 @@ class Refuse(Exception):
         self.status = status
 
 
-class _Drop(Exception):
+class Drop(Exception):
     """The connection is closed without an answer."""
 
 
@@ -110,7 +112,7 @@ class SamplingVllm:
         """The next requests to a path get no answer: the connection is closed."""
 
         def fault(gone: Gone) -> None:
-            raise _Drop
+            raise Drop
 
         self._faults += [(path, fault)] * times
 
@@ -169,7 +171,7 @@ class SamplingVllm:
         try:
             while not self._released.wait(0.02):
                 if gone():
-                    raise _Drop  # vLLM gives up what nobody waits for
+                    raise Drop  # vLLM gives up what nobody waits for
         finally:
             with self._changed:
                 self.hanging -= 1
@@ -193,6 +195,7 @@ class SamplingVllm:
             "stop_token_ids": body.get("stop_token_ids") or [],
             "max_tokens": min(wanted, self.max_model_len - len(prompt)),
             "logprobs": body.get("top_logprobs", 0) if body.get("logprobs") else None,
+            "seed": body.get("seed"),
         }
         if body.get("response_format") or body.get("parallel_tool_calls") is False:
             sampling["structured_outputs"] = {"json_object": True}
@@ -215,15 +218,29 @@ class SamplingVllm:
             )
         limit = min(sampling["max_tokens"], self.max_model_len - len(prompt))
         if sampling.get("allowed_token_ids"):
-            return self._answer(body, prompt, *_ended(sampling["allowed_token_ids"] * limit, {}, limit), counted=False)
+            check = _ended(sampling["allowed_token_ids"] * limit, {}, limit)
+            return self._answer(body, prompt, random.Random(0), *check, counted=False)
+        draw = self._draw(prompt, sampling.get("seed"))
         reply = self.policy(messages_of(decode(prompt)))
-        said = encode(written(reply, f" {secrets.token_hex(4)}") + "<|im_end|>")
-        return self._answer(body, prompt, *_ended(said, sampling, limit), counted=True)
+        said = encode(written(reply, f" {draw.getrandbits(32):08x}") + "<|im_end|>")
+        return self._answer(body, prompt, draw, *_ended(said, sampling, limit), counted=True)
+
+    def _draw(self, prompt: list[int], seed: int | None) -> random.Random:
+        """The chance of one call."""
+        return random.Random(secrets.token_hex(16) if seed is None else f"{seed}/{self.version}/{prompt}")
 
     def _answer(
-        self, body: Body, prompt: list[int], sampled: list[int], finish: str, stop: Any, *, counted: bool
+        self,
+        body: Body,
+        prompt: list[int],
+        draw: random.Random,
+        sampled: list[int],
+        finish: str,
+        stop: Any,
+        *,
+        counted: bool,
     ) -> Body:
-        log_probs = [-random.uniform(0.01, 3.0) for _ in sampled]
+        log_probs = [-draw.uniform(0.01, 3.0) for _ in sampled]
         with self._changed:
             spans = self._spans(len(sampled))
             if counted and self._aborts:
@@ -312,7 +329,7 @@ def _handler(vllm: SamplingVllm) -> type[BaseHTTPRequestHandler]:
                 answer = vllm.answer(self.command, self.path, body, self._gone)
             except Refuse as error:
                 status, answer = error.status, {"error": {"message": str(error), "code": error.status}}
-            except _Drop:
+            except Drop:
                 self.close_connection = True
                 return
             data = json.dumps(answer).encode()

@@ -72,6 +72,14 @@ def test_a_policy_model_that_records_gets_the_same_and_identities_for_all_agents
     assert config["token_id_capture"] == {"enabled": True, "all_agents": True, "rebuild_response": False}
 
 
+def test_only_a_policy_model_that_records_is_told_the_sampling_seed() -> None:
+    made = recipe({"model": MODEL, "policy": POLICY}, LEDGER, endpoints=["http://a:8000"])
+    made = made.model_copy(update={"rollouts": made.rollouts.model_copy(update={"sampling_seed": 5})})
+    config = global_config(made, {"model": 9000, "policy": 9001})
+    assert config["policy"]["responses_api_models"]["workers.gym.policy_model.compaction"]["sampling_seed"] == 5
+    assert "sampling_seed" not in config["model"]["responses_api_models"]["vllm_model_with_compaction"]
+
+
 def test_without_one_nothing_is_captured() -> None:
     assert "token_id_capture" not in configured({"model": MODEL}, endpoints=["http://a:8000"])
 

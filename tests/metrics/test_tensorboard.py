@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from activities.metrics import StepMetricsWriter
+from activities.metrics.tensorboard import StepMetricsWriter
 
 
 def read(writer: StepMetricsWriter, tag: str = "train/loss") -> list[tuple[int, float]]:

@@ -28,7 +28,9 @@ from storage.records import (
     Settlement,
     WeightSpan,
 )
+from storage.trainer_leases import TrainerLease
 
+TRAINER_LEASE_S = 600.0
 CALLS = (
     ReportedCall(prompt_tokens=100, generated_tokens=10, finish_reason="tool_calls", response_id="a"),
     ReportedCall(prompt_tokens=60, generated_tokens=20, finish_reason="stop", response_id="b"),
@@ -140,6 +142,15 @@ class Story:
             await self.settle(rollout.rollout_id, reward)
         return await self.ledger.groups.set_state(group.group_id, "sealed")
 
+    async def set_aside_group(
+        self, step: int = 0, slot: int = 0, reward: float = 1.0, replaces: str | None = None
+    ) -> GroupRecord:
+        """A group of two whose rewards are equal; it was set aside."""
+        group = await self.group(step, slot, 2, replaces=replaces)
+        for rollout in group.rollouts:
+            await self.settle(rollout.rollout_id, reward)
+        return await self.ledger.groups.set_state(group.group_id, "set_aside", reason="equal rewards")
+
     async def dropped_group(
         self, step: int = 0, slot: int = 0, bucket: Bucket | None = "infra", replaces: str | None = None
     ) -> GroupRecord:
@@ -172,7 +183,11 @@ class Story:
     async def train(self, group_ids: Sequence[str], step: int = 0) -> None:
         """A step that is applied to these groups."""
         batch = await self.batch(group_ids, step)
-        await self.ledger.steps.apply(self.run_id, step, batch.digest, {"loss": 0.25}, 0)
+        await self.ledger.steps.apply(await self.lease(), step, batch.digest, {"loss": 0.25}, 0)
+
+    async def lease(self, holder: str = "trainer") -> TrainerLease:
+        """The right to write for the run's trainer; the one given before is fenced."""
+        return await self.ledger.trainer_leases.acquire(self.run_id, holder, TRAINER_LEASE_S)
 
 
 def action(run_id: str, **changes: Any) -> ActionRecord:

@@ -24,9 +24,10 @@ pytestmark = pytest.mark.integration
 
 STEPS, SLOTS = 3, 2
 Refusal = type[StepClosed] | type[IllegalTransition] | type[GroupConflict] | None
-What = Literal["keep", "drop", "park", "open", "replace", "promote", "store", "apply", "copy", "restart"]
+What = Literal["keep", "aside", "drop", "park", "open", "replace", "promote", "store", "apply", "copy", "restart"]
 WHAT: tuple[What, ...] = (
-    *("keep", "keep", "keep", "drop", "drop", "park", "open", "replace", "replace", "promote", "promote"),
+    *("keep", "keep", "keep", "aside", "aside", "drop", "drop", "park", "open", "replace", "replace", "promote"),
+    *("promote",),
     *("store", "apply", "copy", "restart"),
 )
 event = st.tuples(st.sampled_from(WHAT), st.integers(0, 30), st.integers(0, 30))
@@ -73,6 +74,8 @@ class Model:
             return IllegalTransition
         if state == "sealed" and group.rollout == "open":
             return IllegalTransition
+        if state == "set_aside" and group.rollout != "valid":
+            return IllegalTransition
         group.state, group.bucket = state, bucket
         if state == "open":
             group.rollout = "open" if group.rollout == "lost" else group.rollout
@@ -95,7 +98,7 @@ class Model:
         return None
 
     def gave_up(self, lost: Modelled, step: int) -> bool:
-        return lost.state == "dropped" if lost.train_step == step else lost.step == step
+        return lost.state in ("dropped", "set_aside") if lost.train_step == step else lost.step == step
 
     def promote(self, group: Modelled, to_step: int, lost: Modelled) -> Refusal:
         """Let a group train earlier, or say why not."""
@@ -137,7 +140,7 @@ class Model:
         names: list[str] = []
         for slot in range(SLOTS):
             current = self.groups[own(step, slot)]
-            while current.state == "dropped" or current.train_step != step:
+            while current.state in ("dropped", "set_aside") or current.train_step != step:
                 follower = self.successor(current.name)
                 if follower is None or self.groups[follower].train_step != step:
                     break
@@ -182,10 +185,10 @@ class Performance:
         groups = list(self.model.groups.values())
         group, second = groups[one % len(groups)], groups[other % len(groups)]
         step = one % STEPS
-        if what in ("keep", "drop", "park", "open"):
+        if what in ("keep", "aside", "drop", "park", "open"):
             await self.move(group, what, other)
         elif what == "replace":
-            lost = self.likely("dropped", one, group)
+            lost = self.likely("dropped" if other % 2 else "set_aside", one, group)
             at = lost.train_step if other % 3 else second.step
             slot = sum(1 for each in groups if each.step == at)
             refused = self.model.open(own(at, slot), at, lost.name)
@@ -206,8 +209,8 @@ class Performance:
             self.model.applied.add(step)
             for name in self.model.batches[step]:
                 self.model.groups[name].state = "trained"
-            await self.ledger.steps.apply(self.run_id, step, "b" * 64, {"loss": 0.25}, 0)
-        elif what == "copy" and group.state in ("sealed", "dropped", "trained"):
+            await self.ledger.steps.apply(await self.story.lease(), step, "b" * 64, {"loss": 0.25}, 0)
+        elif what == "copy" and group.state in ("sealed", "dropped", "set_aside", "trained"):
             copy = await self.ledger.copies.open(self.id_of(group.name))
             await self.story.give_up(copy.group_id)
         elif what == "restart":
@@ -215,8 +218,9 @@ class Performance:
             self._connect()
 
     def likely(self, state: GroupState, number: int, otherwise: Modelled) -> Modelled:
-        """Mostly a group in this state: of what is dropped the oldest step's, else the newest; sometimes any other."""
-        order = 1 if state == "dropped" else -1
+        """Mostly a group in this state: of what left its place the oldest step's, else the newest; sometimes any
+        other."""
+        order = -1 if state == "sealed" else 1
         fitting = sorted(
             (g for g in self.model.groups.values() if g.state == state), key=lambda g: order * g.train_step
         )
@@ -226,7 +230,7 @@ class Performance:
         group_id = self.id_of(group.name)
         rollout_id = f"{group_id}/rollout-0"
         bucket: Bucket | None = None
-        if what == "keep" and group.rollout == "open" and group.state == "open":
+        if what in ("keep", "aside") and group.rollout == "open" and group.state == "open":
             await self.story.settle(rollout_id, 1.0)
             group.rollout = "valid"
         if what == "drop":
@@ -234,8 +238,8 @@ class Performance:
             if group.rollout == "open":
                 await self.ledger.rollouts.lose(rollout_id, "lost", "budget used up")
                 group.rollout = "lost"
-        states: dict[What, GroupState] = {"keep": "sealed", "drop": "dropped", "park": "parked", "open": "open"}
-        state = states[what]
+        ends: dict[What, GroupState] = {"keep": "sealed", "aside": "set_aside", "drop": "dropped", "park": "parked"}
+        state = ends.get(what, "open")
         refused = self.model.move(group, state, bucket)
         await self.expect(refused, self.ledger.groups.set_state(group_id, state, bucket, "the story"))
         if refused is None and group.name in self.model.endings:
@@ -276,11 +280,24 @@ class Performance:
             assert [place.group and place.group.group_id for place in places] == [
                 self.id_of(name) for name in model.standing(step)
             ]
-        assert counted.dispatched == counted.trained + counted.dropped + counted.parked + counted.open == len(states)
+        ended_well, given_up = counted.trained + counted.set_aside, counted.dropped + counted.parked
+        assert counted.dispatched == ended_well + given_up + counted.open == len(states)
         assert (counted.trained, counted.dropped) == (states.count("trained"), states.count("dropped"))
+        assert counted.set_aside == states.count("set_aside")
         assert (counted.parked, counted.refused_late) == (states.count("parked"), len(model.late))
         promoted = [group for group in model.groups.values() if group.train_step != group.step]
-        spares = [group for group in model.groups.values() if group.replaces and group.train_step == group.step]
+        spares = [
+            group
+            for group in model.groups.values()
+            if group.replaces and group.train_step == group.step and model.groups[group.replaces].state != "set_aside"
+        ]
+        for step in range(STEPS):
+            found = await ledger.places.set_aside(self.run_id, step)
+            assert {group.group_id: group.reward for group in found} == {
+                self.id_of(name): 1.0
+                for name, group in model.groups.items()
+                if (group.step, group.state) == (step, "set_aside")
+            }
         assert (counted.promoted, counted.replaced) == (len(promoted), len(spares))
         assert [getattr(summary.rollouts, state) for state in ("valid", "lost", "open")] == [
             rollouts.count(state) for state in ("valid", "lost", "open")

@@ -16,11 +16,14 @@ pytestmark = pytest.mark.integration
 
 
 async def counters_after(story: Story, endings: str) -> list[BudgetCounts]:
-    """End one group after another: i(nfra drop), d(ata drop), o(perator's drop), k(ept). The counters after each."""
+    """End one group after another: i(nfra drop), d(ata drop), o(perator's drop), k(ept), s(et aside). The counters
+    after each."""
     after: list[BudgetCounts] = []
     for slot, ending in enumerate(endings):
         if ending == "k":
             group = await story.sealed_group([1.0], slot=slot)
+        elif ending == "s":
+            group = await story.set_aside_group(slot=slot)
         else:
             bucket = {"i": "infra", "d": "data", "o": None}[ending]
             group = await story.dropped_group(slot=slot, bucket=bucket)
@@ -36,6 +39,8 @@ async def counters_after(story: Story, endings: str) -> list[BudgetCounts]:
         ("dkdkd", [0, 0, 0, 0, 0], [1, 1, 2, 2, 3]),  # with a budget of 2 the third ends the run; it never resets
         ("ioik", [1, 1, 2, 0], [0, 0, 0, 0]),  # an operator's drop touches no budget
         ("okd", [0, 0, 0], [0, 0, 1]),
+        ("iisis", [1, 2, 0, 1, 0], [0, 0, 0, 0, 0]),  # what was set aside came through the infrastructure
+        ("dsd", [0, 0, 0], [1, 1, 2]),  # and costs nothing itself
     ],
 )
 async def test_counters_follow_the_order_of_endings(

@@ -14,7 +14,8 @@ from tests.storage.building import Story, selecting
 
 pytestmark = pytest.mark.integration
 
-ENDINGS = "a train group that is sealed, dropped or trained has its place among the endings, and no other has one"
+ENDINGS = "a train group that has ended has its place among the endings, and no other has one"
+SET_ASIDE = "a group that was set aside has valid rollouts, all with the same reward, and is in no batch"
 FORGERIES = {
     "a call carries the sample of its attempt": "UPDATE model_calls SET sample = 7 WHERE {second} AND ordinal = 3",
     "a response is generated once in a sample": "INSERT INTO model_calls SELECT (jsonb_populate_record("
@@ -47,14 +48,15 @@ FORGERIES = {
     "a valid rollout has evidence: a digest, and a selected response in each segment": "UPDATE rollouts "
     "SET evidence_digest = NULL WHERE {rollout}",
     "a group has the rollouts it was opened with": "UPDATE groups SET num_rollouts = 5 WHERE group_id = :group_id",
-    "a sealed or trained group has no open rollout": "UPDATE groups SET state = 'sealed' WHERE group_id = :other_id",
+    SET_ASIDE: "UPDATE rollouts SET reward = 0.5 WHERE rollout_id = :aside_id || '/rollout-0'",
+    "a group that ended well has no open rollout": "UPDATE groups SET state = 'sealed' WHERE group_id = :other_id",
     "the attempt that settled a rollout is settled, and no other": "UPDATE attempts "
     "SET state = 'settled' WHERE {first}",
     "an applied step has the batch it was applied with": "UPDATE batches SET digest = 'forged' WHERE run_id = :run_id",
     "a group is trained if an applied step has it in its batch, and only then": "DELETE FROM batch_groups "
     "WHERE group_id = :group_id",
     ENDINGS: "UPDATE groups SET ended_order = NULL WHERE group_id = :group_id",
-    "a group whose place was taken is dropped, or trains in another step": "UPDATE groups "
+    "a group whose place was taken is dropped or set aside, or trains in another step": "UPDATE groups "
     "SET state = 'sealed' WHERE group_id = :dropped_id",
     "a group takes a place in the step that trains it": "UPDATE groups "
     "SET replaces = :dropped_id WHERE group_id = :other_id",
@@ -72,7 +74,7 @@ CONSEQUENCES = {
     },
     "a call that appends starts with all tokens of its parent": {"a payload has its digest"},
     "a seal is of the attempt that settled": {"a settled attempt has a seal"},
-    "a sealed or trained group has no open rollout": {ENDINGS},
+    "a group that ended well has no open rollout": {ENDINGS},
     "an evaluation and a diagnostic copy are in no batch": {ENDINGS},
     "segments follow one another, and boundaries are where they start": {
         "a valid rollout has evidence: a digest, and a selected response in each segment"
@@ -98,6 +100,9 @@ MISSING = {
     "UPDATE groups SET replaces = 'gone' WHERE group_id = :successor_id": {
         "a group takes a place in the step that trains it"
     },
+    "UPDATE rollouts SET state = 'masked', reward = NULL, reason = 'forged' WHERE rollout_id LIKE :aside_id || '/%'": {
+        SET_ASIDE
+    },
     "DELETE FROM batches WHERE run_id = :run_id": {"an applied step has the batch it was applied with"},
     "UPDATE model_calls SET cumulative_digest = 'forged' WHERE {first} AND ordinal = 0": {"a payload has its digest"},
     "UPDATE rollouts SET segments = 2 WHERE {rollout}": {
@@ -113,7 +118,7 @@ PLACES = {
 
 async def honest_run(story: Story) -> str:
     """A trained group whose rollout failed once, replayed, failed a call, went on; a copy of it; a group that is open,
-    one that was dropped, and one in the place of that."""
+    one that was dropped, one in the place of that, and one that was set aside."""
     rollout_id = await story.open_rollout()
     calls = story.ledger.calls
     await story.begin(rollout_id)
@@ -134,6 +139,7 @@ async def honest_run(story: Story) -> str:
     await story.group(step=1)
     lost = await story.dropped_group(step=2)
     await story.group(step=2, slot=1, replaces=lost.group_id)
+    await story.set_aside_group(step=3)
     return rollout_id
 
 
@@ -168,6 +174,7 @@ async def forged(story: Story, owner: Database, forgery: str) -> list[Violation]
         "other_id": story.group_id(1, 0),
         "dropped_id": story.group_id(2, 0),
         "successor_id": story.group_id(2, 1),
+        "aside_id": story.group_id(3, 0),
     }
     forgery = forgery.format(**PLACES)
     async with owner.transaction() as session:

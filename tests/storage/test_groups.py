@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from storage.errors import GroupConflict, IllegalTransition, UnknownGroup
+from storage.errors import GroupConflict, IllegalTransition, StepClosed, UnknownGroup
 from storage.groups import LEGAL_FROM
 from storage.ledger import Ledger
 from storage.records import GroupState
@@ -19,9 +19,11 @@ LEGAL = {
     ("open", "sealed"),
     ("open", "parked"),
     ("open", "dropped"),
+    ("open", "set_aside"),
     ("parked", "open"),
     ("parked", "sealed"),
     ("parked", "dropped"),
+    ("parked", "set_aside"),
     ("dropped", "open"),
     ("sealed", "trained"),
 }
@@ -30,6 +32,7 @@ PATHS: dict[GroupState, tuple[GroupState, ...]] = {
     "sealed": ("sealed",),
     "parked": ("parked",),
     "dropped": ("dropped",),
+    "set_aside": ("set_aside",),
     "trained": ("sealed", "trained"),
 }
 
@@ -125,6 +128,62 @@ async def test_parked_group_that_opens_again_gives_only_its_lost_rollouts_anothe
     assert [rollout.state for rollout in opened.rollouts] == ["valid", "open", "masked"]
     assert [attempt.state for attempt in opened.rollouts[1].attempts] == ["failed"]
     assert await story.begin(lost) == 1
+
+
+async def test_group_whose_rewards_are_equal_is_set_aside_for_good(story: Story) -> None:
+    groups = story.ledger.groups
+    aside = await story.set_aside_group(reward=0.25)
+    assert (aside.state, aside.bucket, aside.reason, aside.ended_order) == ("set_aside", None, "equal rewards", 1)
+    assert await groups.set_state(aside.group_id, "set_aside", reason="again") == aside
+    for state in ("open", "parked", "sealed", "dropped", "trained"):
+        with pytest.raises(IllegalTransition):
+            await groups.set_state(aside.group_id, state, reason="no")
+    assert await groups.get(aside.group_id) == aside
+
+
+async def test_masked_rollouts_do_not_keep_a_group_from_being_set_aside(story: Story) -> None:
+    group = await story.group(num_rollouts=3)
+    await story.settle(group.rollouts[0].rollout_id, 1.0)
+    await story.ledger.rollouts.lose(group.rollouts[1].rollout_id, "masked", "by the operator")
+    await story.ledger.groups.set_state(group.group_id, "parked", reason="waits")
+    with pytest.raises(IllegalTransition, match="some of its rollouts are open"):
+        await story.ledger.groups.set_state(group.group_id, "set_aside", reason="equal")
+    await story.settle(group.rollouts[2].rollout_id, 1.0)
+    assert (await story.ledger.groups.set_state(group.group_id, "set_aside", reason="equal")).state == "set_aside"
+
+
+@pytest.mark.parametrize("rewards", [(1.0, 0.0), (0.1 + 0.2, 0.3), ()])
+async def test_group_that_carries_a_signal_or_nothing_is_not_set_aside(
+    story: Story, rewards: tuple[float, ...]
+) -> None:
+    group = await story.group(num_rollouts=2)
+    for rollout, reward in zip(group.rollouts, rewards, strict=False):
+        await story.settle(rollout.rollout_id, reward)
+    for rollout in group.rollouts[len(rewards) :]:
+        await story.ledger.rollouts.lose(rollout.rollout_id, "masked", "by the operator")
+    with pytest.raises(IllegalTransition, match="only when all its valid rollouts have the same reward"):
+        await story.ledger.groups.set_state(group.group_id, "set_aside", reason="equal")
+    assert (await story.ledger.groups.get(group.group_id)).state == "open"
+
+
+async def test_evaluations_and_copies_are_not_set_aside(story: Story) -> None:
+    evaluation = await story.group(purpose="validation", num_rollouts=1)
+    copy = await story.ledger.copies.open((await story.set_aside_group(slot=1)).group_id)
+    for group in (evaluation, copy):
+        for rollout in group.rollouts:
+            await story.settle(rollout.rollout_id, 1.0)
+        with pytest.raises(IllegalTransition, match="only a train group is"):
+            await story.ledger.groups.set_state(group.group_id, "set_aside", reason="equal")
+
+
+async def test_group_of_a_closed_step_is_not_set_aside(story: Story) -> None:
+    kept = await story.sealed_group([1.0], slot=0)
+    late = await story.group(slot=1, num_rollouts=1)
+    await story.settle(late.rollouts[0].rollout_id, 1.0)
+    await story.batch([kept.group_id])
+    with pytest.raises(StepClosed):
+        await story.ledger.groups.set_state(late.group_id, "set_aside", reason="equal")
+    assert (await story.ledger.summaries.of(story.run_id)).groups.refused_late == 1
 
 
 async def test_list_narrows_by_step_state_and_purpose(story: Story) -> None:

@@ -41,6 +41,44 @@ async def test_replacements_are_followed_and_counted(story: Story) -> None:
     assert await standing(story, 0, 2) == [(second.group_id, 2), (other.group_id, 0)]
 
 
+async def test_group_that_was_set_aside_is_followed_to_its_refill_which_is_no_replacement(story: Story) -> None:
+    aside = await story.set_aside_group(slot=0)
+    assert await standing(story, 0, 1) == [(aside.group_id, 0)]
+    again = await story.set_aside_group(slot=1, reward=0.0, replaces=aside.group_id)
+    lost = await story.dropped_group(slot=2, replaces=again.group_id)
+    third = await story.set_aside_group(slot=3, replaces=lost.group_id)
+    assert await standing(story, 0, 1) == [(third.group_id, 1)]
+    kept = await story.sealed_group([1.0, 0.0], slot=4, replaces=third.group_id)
+
+    assert await standing(story, 0, 1) == [(kept.group_id, 1)]
+    found = await story.ledger.places.set_aside(story.run_id, 0)
+    assert [(group.group_id, group.reward) for group in found] == [
+        (aside.group_id, 1.0),
+        (again.group_id, 0.0),
+        (third.group_id, 1.0),
+    ]
+    assert await story.ledger.places.set_aside(story.run_id, 1) == []
+    await story.train([kept.group_id])
+    summary = await story.ledger.summaries.of(story.run_id)
+    assert (summary.groups.set_aside, summary.groups.replaced, summary.groups.dropped) == (3, 1, 1)
+    assert summary.identity_holds
+    assert await story.ledger.checks.of(story.run_id) == []
+
+
+async def test_spare_of_a_lent_place_that_is_set_aside_is_followed_in_the_later_step(story: Story) -> None:
+    aside = await story.set_aside_group(step=5, slot=0)
+    lost = await story.dropped_group(step=5, slot=1, replaces=aside.group_id)
+    ready = await story.sealed_group([1.0, 0.0], step=6)
+    await story.ledger.groups.promote(ready.group_id, 5, lost.group_id)
+    spare = await story.set_aside_group(step=6, slot=1, replaces=ready.group_id)
+    refill = await story.sealed_group([1.0, 0.0], step=6, slot=2, replaces=spare.group_id)
+
+    assert await standing(story, 5, 1) == [(ready.group_id, 0)]
+    assert await standing(story, 6, 1) == [(refill.group_id, 1)]
+    assert [group.group_id for group in await story.ledger.places.set_aside(story.run_id, 6)] == [spare.group_id]
+    assert await story.ledger.checks.of(story.run_id) == []
+
+
 async def test_three_of_four_restored_groups_leave_one_prompt_to_run_and_it_is_the_same_prompt(
     story: Story,
 ) -> None:

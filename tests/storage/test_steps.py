@@ -75,7 +75,9 @@ async def test_applied_step_is_read_back_and_its_groups_are_trained(story: Story
     group = await story.sealed_group([1.0])
     batch = await story.batch([group.group_id])
 
-    applied = await story.ledger.steps.apply(story.run_id, 0, batch.digest, {"loss": 0.25, "grad_norm": math.inf}, 2)
+    applied = await story.ledger.steps.apply(
+        await story.lease(), 0, batch.digest, {"loss": 0.25, "grad_norm": math.inf}, 2
+    )
 
     assert (applied.metrics, applied.replayed_steps) == ({"loss": 0.25, "grad_norm": math.inf}, 2)
     assert await story.ledger.steps.get(story.run_id, 0) == applied
@@ -86,8 +88,9 @@ async def test_step_applied_by_many_at_once_is_applied_once(story: Story) -> Non
     group = await story.sealed_group([1.0])
     batch = await story.batch([group.group_id])
 
+    lease = await story.lease()
     applied = await asyncio.gather(
-        *(story.ledger.steps.apply(story.run_id, 0, batch.digest, {"loss": float(n)}, n) for n in range(6))
+        *(story.ledger.steps.apply(lease, 0, batch.digest, {"loss": float(n)}, n) for n in range(6))
     )
 
     assert all(step == applied[0] for step in applied)
@@ -96,11 +99,12 @@ async def test_step_applied_by_many_at_once_is_applied_once(story: Story) -> Non
 
 async def test_step_is_not_applied_with_another_batch_or_without_one(story: Story) -> None:
     await story.batch([])
+    lease = await story.lease()
 
     with pytest.raises(BatchConflict):
-        await story.ledger.steps.apply(story.run_id, 0, "c" * 64, {}, 0)
+        await story.ledger.steps.apply(lease, 0, "c" * 64, {}, 0)
     with pytest.raises(UnknownBatch, match="step 7"):
-        await story.ledger.steps.apply(story.run_id, 7, "c" * 64, {}, 0)
+        await story.ledger.steps.apply(lease, 7, "c" * 64, {}, 0)
     assert await story.ledger.steps.get(story.run_id, 0) is None
     assert await story.ledger.steps.last_applied(story.run_id) is None
 
@@ -109,9 +113,10 @@ async def test_step_with_a_group_that_is_not_sealed_is_not_applied_at_all(story:
     sealed = await story.sealed_group([1.0], slot=0)
     reopened = await story.group(slot=1)
     batch = await story.batch([sealed.group_id, reopened.group_id])
+    lease = await story.lease()
 
     with pytest.raises(IllegalTransition, match=reopened.group_id):
-        await story.ledger.steps.apply(story.run_id, 0, batch.digest, {"loss": 1.0}, 0)
+        await story.ledger.steps.apply(lease, 0, batch.digest, {"loss": 1.0}, 0)
 
     assert await story.ledger.steps.get(story.run_id, 0) is None
     assert await story.ledger.steps.metrics(story.run_id) == {}

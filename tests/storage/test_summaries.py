@@ -10,7 +10,8 @@ pytestmark = pytest.mark.integration
 
 
 async def eventful_run(story: Story) -> None:
-    """Two applied steps, a dropped, a parked, a sealed and an open group, an evaluation; every kind of rollout."""
+    """Two applied steps, a dropped, a set aside, a parked, a sealed and an open group, an evaluation; every kind of
+    rollout."""
     ledger = story.ledger
     two_valid = await story.sealed_group([1.0, 0.5], step=0, slot=0)
     one_masked = await story.group(step=0, slot=1)
@@ -33,6 +34,7 @@ async def eventful_run(story: Story) -> None:
         await ledger.rollouts.lose(rollout.rollout_id, "lost", "budget used up")
     await ledger.groups.set_state(dropped.group_id, "dropped", "infra", "no valid rollout")
     await story.train([later.group_id], step=1)
+    await story.set_aside_group(step=2, slot=3)
 
     await story.sealed_group([1.0], step=2, slot=0)
     parked = await story.group(step=2, slot=1)
@@ -42,7 +44,7 @@ async def eventful_run(story: Story) -> None:
     await story.settle(evaluated.rollouts[0].rollout_id, 1.0)
 
     for version in (0, 1, 2):
-        await ledger.weights.publish(story.run_id, version, f"weights/{version}", "digest")
+        await ledger.weights.publish(await story.lease(), version, f"weights/{version}", "digest")
     for version, endpoint in ((0, "a"), (0, "b"), (1, "a"), (1, "b")):
         await ledger.weights.record_refit(story.run_id, version, endpoint, 0.5)
 
@@ -59,20 +61,21 @@ async def test_summary_counts_what_happened(story: Story) -> None:
         "refits": 2,
         "policy_version": 1,
         "groups": {
-            "dispatched": 7,
+            "dispatched": 8,
             "trained": 3,
             "dropped": 1,
+            "set_aside": 1,
             "parked": 1,
             "open": 2,
             "promoted": 0,
             "replaced": 0,
             "refused_late": 0,
         },
-        "rollouts": {"dispatched": 14, "valid": 5, "masked": 1, "lost": 2, "open": 6},
-        "attempts": {"total": 7, "failed": 2},
+        "rollouts": {"dispatched": 16, "valid": 7, "masked": 1, "lost": 2, "open": 6},
+        "attempts": {"total": 9, "failed": 2},
         "rows": {"trained": 8, "segments_max": 2},
-        "model_calls": {"generated": 10, "replayed": 1},
-        "tokens": {"generated": 130, "replayed": 7, "trained": 120},
+        "model_calls": {"generated": 14, "replayed": 1},
+        "tokens": {"generated": 190, "replayed": 7, "trained": 120},
         "reward_by_step": [0.5, 0.25],
         "identity_holds": True,
     }

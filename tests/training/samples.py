@@ -1,5 +1,6 @@
 """Small models and batches for the trainer's tests."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Pr
 
 from activities.training.batch import TrainingBatch, TrainingRow
 from activities.training.megatron.engine import Engine
-from configs.grpo import LossConfig
+from activities.training.megatron.optimizer import torch_optimizers
+from activities.training.megatron.parameters import parameter_map
+from configs.grpo import GrpoConfig, LossConfig
 from configs.training import TrainingConfig
 
 VOCABULARY = 96
@@ -64,10 +67,23 @@ def read_model(folder: Path) -> PreTrainedModel:
     return model.eval()
 
 
-def log_probs_of(model: PreTrainedModel, tokens: np.ndarray) -> torch.Tensor:
-    """[tokens - 1] log-probability of each token but the first."""
+def exact_model(folder: Path) -> PreTrainedModel:
+    """The model of a folder in float64, its norms too: Transformers computes those in float32 whatever it is told."""
+    model = read_model(folder).double()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__.endswith("RMSNorm"):
+                norm: Any = child
+                replacement = torch.nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon, dtype=torch.float64)
+                replacement.weight = norm.weight
+                setattr(module, name, replacement)
+    return model
+
+
+def log_probs_of(model: PreTrainedModel, tokens: np.ndarray, temperature: float = 1.0) -> torch.Tensor:
+    """[tokens - 1] log-probability of each token but the first, of logits / temperature."""
     inputs = torch.from_numpy(tokens.astype(np.int64))[None]
-    logits = model(input_ids=inputs).logits[0, :-1]
+    logits = model(input_ids=inputs).logits[0, :-1] / temperature
     return torch.log_softmax(logits, dim=-1).gather(-1, inputs[0, 1:, None])[:, 0]
 
 
@@ -102,10 +118,64 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in read_model(folder).state_dict().items()}
 
 
-def new_engine(loss: LossConfig | None = None, **training: Any) -> Engine:
+def new_engine(
+    loss: LossConfig | None = None,
+    *,
+    temperature: float = 1.0,
+    seq_logprob_error_threshold: float | None = None,
+    **training: Any,
+) -> Engine:
     """An engine of one rank with one thread."""
     settings = {"lr": 1e-3, "train_micro_batch_size": 4, "threads": 1} | training
-    return Engine(TrainingConfig(**settings), loss or LossConfig(reference_policy_kl_penalty=0.1), seed=7)
+    loss = loss or LossConfig(reference_policy_kl_penalty=0.1)
+    grpo = GrpoConfig(loss_fn=loss, seed=7, seq_logprob_error_threshold=seq_logprob_error_threshold)
+    return Engine(TrainingConfig(**settings), grpo, temperature)
+
+
+def steady(metrics: dict[str, float]) -> dict[str, float]:
+    """The metrics that depend on nothing but weights and batch."""
+    return {name: value for name, value in metrics.items() if not name.startswith("timing/")}
+
+
+def state_of(engine: Engine) -> dict[str, torch.Tensor]:
+    """Copies of all that a step may change: parameters, Adam's moments and step counts, masters of bf16."""
+    policy: Any = engine._policy
+    state = {name: parameter.detach().clone() for name, parameter in policy.model.named_parameters()}
+    for optimizer in torch_optimizers(policy.optimizer):
+        for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            state[f"optimized-{i}"] = parameter.detach().clone()
+            state |= {f"{name}-{i}": value.clone() for name, value in optimizer.state[parameter].items()}
+    return state
+
+
+def gradients_of(engine: Engine) -> dict[str, torch.Tensor]:
+    """The gradient of the last step by Hugging Face name, as it was applied: clipped."""
+    policy: Any = engine._policy
+    gradients: dict[str, torch.Tensor] = {}
+    for name, parameter in policy.model.named_parameters():
+        mapping = parameter_map(name, 0, policy.shape)
+        parts = mapping.split(parameter.main_grad.detach().clone(), policy.shape)
+        gradients |= dict(zip(mapping.hf_names, parts, strict=True))
+    return gradients
+
+
+def agreeing(batch: TrainingBatch, engine: Engine) -> TrainingBatch:
+    """The batch as if vLLM had computed the very log-probabilities of the engine."""
+    found = engine.log_probabilities(batch)
+    rows = tuple(
+        dataclasses.replace(row, log_probs=values * row.loss_mask)
+        for row, values in zip(batch.rows, found, strict=True)
+    )
+    return dataclasses.replace(batch, rows=rows)
+
+
+def off_by(batch: TrainingBatch, row: int, gap: float) -> TrainingBatch:
+    """The batch in which the first trained token of a row has another recorded log-probability."""
+    rows = list(batch.rows)
+    log_probs = rows[row].log_probs.copy()
+    log_probs[np.flatnonzero(rows[row].loss_mask)[0]] += gap
+    rows[row] = dataclasses.replace(rows[row], log_probs=log_probs)
+    return dataclasses.replace(batch, rows=tuple(rows))
 
 
 def exported(engine: Engine, folder: Path) -> dict[str, torch.Tensor]:

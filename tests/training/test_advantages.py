@@ -1,4 +1,4 @@
-"""Group-relative advantages. Golden numbers computed by hand from NeMo-RL's formulas."""
+"""Group-relative advantages: what holds of any group. Their golden numbers are in test_golden_numbers.py."""
 
 import math
 from itertools import pairwise
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.training.advantages import group_advantages
+from activities.training.advantages import clipped_advantage, group_advantages, shaped_reward
 
 
 def advantages(
@@ -15,49 +15,6 @@ def advantages(
 ) -> list[float]:
     valid = [True] * len(rewards) if valid is None else valid
     return group_advantages(rewards, valid, leave_one_out=leave_one_out, normalize=normalize, std_epsilon=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("rewards", "expected"),
-    [
-        ([1, 0], [1, -1]),
-        ([1, 1, 0, 0], [1.154699, 1.154699, -1.154699, -1.154699]),
-        ([1, 0, 0, 0], [1.0, -0.577349, -0.577349, -0.577349]),
-        ([1, 1, 1, 0], [0.577349, 0.577349, 0.577349, -1.0]),
-        ([1, 0, 0.5], [2.121314, -2.121314, 0]),
-        ([0.5, 0, 1, 0.25], [0.160128, -1.527521, 2.999988, -0.499999]),
-        ([0.7, 0.7, 0.7], [0, 0, 0]),
-        ([1], [0]),
-    ],
-)
-def test_golden_numbers_with_leave_one_out(rewards: list[float], expected: list[float]) -> None:
-    assert advantages(rewards) == pytest.approx(expected, abs=2e-6)
-
-
-@pytest.mark.parametrize(
-    ("rewards", "expected"),
-    [
-        ([1, 0], [0.707106, -0.707106]),
-        ([1, 1, 0, 0], [0.866024, 0.866024, -0.866024, -0.866024]),
-        ([1, 0, 0, 0], [1.499997, -0.499999, -0.499999, -0.499999]),
-    ],
-)
-def test_golden_numbers_with_the_group_mean(rewards: list[float], expected: list[float]) -> None:
-    assert advantages(rewards, leave_one_out=False) == pytest.approx(expected, abs=2e-6)
-
-
-def test_without_normalisation_the_advantage_is_the_distance_to_the_baseline() -> None:
-    assert advantages([1, 1, 0, 0], normalize=False) == pytest.approx([2 / 3, 2 / 3, -2 / 3, -2 / 3])
-
-
-def test_a_masked_sibling_does_not_move_the_baseline() -> None:
-    result = advantages([1, 0, 1, 0], [True, True, True, False])
-
-    assert result == pytest.approx([0.707106, -1.0, 0.707106, 0.0], abs=2e-6)
-
-
-def test_the_only_valid_rollout_has_nothing_to_compare_with() -> None:
-    assert advantages([0, 1], [False, True]) == [0.0, 0.0]
 
 
 def test_a_group_without_valid_rollouts_has_no_advantages() -> None:
@@ -123,3 +80,25 @@ def test_a_better_reward_never_has_a_smaller_raw_advantage(rewards: list[float],
     ranked = [advantage for _, advantage in sorted(zip(rewards, result, strict=True))]
 
     assert all(low <= high + 1e-9 for low, high in pairwise(ranked))
+
+
+@given(st.floats(-20, 20), st.floats(-5, 0) | st.none(), st.floats(0, 5) | st.none())
+def test_a_clipped_advantage_is_within_its_bounds_and_never_changes_sign(
+    advantage: float, lowest: float | None, highest: float | None
+) -> None:
+    result = clipped_advantage(advantage, lowest, highest)
+
+    assert lowest is None or result >= lowest
+    assert highest is None or result <= highest
+    assert result * advantage >= 0
+    assert result in (advantage, lowest, highest)
+    assert clipped_advantage(0.0, lowest, highest) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("truncated", "coefficient", "expected"), [(True, 0.5, 0.4), (True, None, 0.8), (False, 0.5, 0.8), (True, 0.0, 0.0)]
+)
+def test_only_the_reward_of_a_truncated_rollout_is_shaped(
+    truncated: bool, coefficient: float | None, expected: float
+) -> None:
+    assert shaped_reward(0.8, truncated, coefficient) == expected

@@ -4,12 +4,16 @@ import errno
 import os
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
+import torch
 
+from activities.training.checkpoint_manifest import MANIFEST, verify
 from activities.training.errors import CheckpointError
+from activities.training.megatron import checkpoint
 from activities.training.megatron.engine import Engine
-from tests.training.samples import differing, exported, make_batch, new_engine, write_model
+from tests.training.samples import differing, exported, make_batch, new_engine, steady, write_model
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +39,7 @@ def test_a_resumed_run_is_bit_identical(engine: Engine, model_dir: Path, tmp_pat
     assert engine.version == 2
     resumed = [engine.train(make_batch(step)) for step in (2, 3)]
 
-    assert resumed == straight
+    assert [steady(step) for step in resumed] == [steady(step) for step in straight]
     assert differing(straight_weights, exported(engine, tmp_path / "resumed")) == []
     assert engine.version == 4
 
@@ -47,7 +51,7 @@ def test_version_0_can_be_saved_and_resumed(engine: Engine, model_dir: Path, tmp
     engine.load(tmp_path / "checkpoint", model_dir)
 
     assert engine.version == 0
-    assert engine.train(make_batch()) == straight
+    assert steady(engine.train(make_batch())) == steady(straight)
 
 
 def test_a_checkpoint_can_be_written_and_read_in_another_thread(
@@ -62,6 +66,102 @@ def test_a_checkpoint_can_be_written_and_read_in_another_thread(
     thread.start()
     thread.join(timeout=60)
 
+    assert engine.version == 1
+
+
+def test_a_resumed_engine_draws_what_it_would_have_drawn(engine: Engine, model_dir: Path, tmp_path: Path) -> None:
+    torch.rand(5)
+    engine.save(tmp_path / "checkpoint")
+    expected = torch.rand(3)
+
+    engine.load(tmp_path / "checkpoint", model_dir)
+
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_checkpoint_holds_state_and_no_settings(model_dir: Path, tmp_path: Path, distributed: bool) -> None:
+    settings: dict[str, Any] = {"use_distributed_optimizer": distributed, "weight_decay": 0.01, "adam_beta1": 0.9}
+    engine = new_engine(**settings)
+    engine.load_model(model_dir)
+    engine.train(make_batch())
+    engine.save(tmp_path / "checkpoint")
+
+    others: dict[str, Any] = settings | {"weight_decay": 0.5, "adam_beta1": 0.7}
+    changed = new_engine(**others)
+    changed.load_model(model_dir)
+    fresh = settings_of(changed)
+    changed.load(tmp_path / "checkpoint", model_dir)
+
+    assert settings_of(changed) == fresh
+    assert {group["betas"] for group in fresh} == {(0.7, 0.999)}
+    assert max(group["weight_decay"] for group in fresh) == 0.5
+
+
+def settings_of(engine: Engine) -> list[dict[str, Any]]:
+    """The parameter groups, without their parameters and the number of steps they have taken."""
+    groups = engine._loaded().optimizer.param_groups
+    return [{key: value for key, value in group.items() if key not in ("params", "step")} for group in groups]
+
+
+def test_the_checkpoint_of_a_version_is_kept_and_that_of_another_version_replaced(
+    engine: Engine, model_dir: Path, tmp_path: Path
+) -> None:
+    engine.train(make_batch())
+    engine.save(tmp_path / "checkpoint")
+    first = (tmp_path / "checkpoint" / MANIFEST).stat()
+
+    engine.load(tmp_path / "checkpoint", model_dir)
+    engine.save(tmp_path / "checkpoint")
+    assert (tmp_path / "checkpoint" / MANIFEST).stat() == first
+
+    engine.train(make_batch(1))
+    engine.save(tmp_path / "checkpoint")
+    assert verify(tmp_path / "checkpoint", digests=True).version == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("spoil", ["no manifest", "no file", "shorter", "other bytes"])
+def test_a_checkpoint_that_is_not_complete_is_replaced(
+    engine: Engine, model_dir: Path, tmp_path: Path, spoil: str
+) -> None:
+    engine.train(make_batch())
+    engine.save(tmp_path / "checkpoint")
+    file = largest_file(tmp_path / "checkpoint")
+    content = file.read_bytes()
+    if spoil == "no manifest":
+        (tmp_path / "checkpoint" / MANIFEST).unlink()
+    elif spoil == "no file":
+        file.unlink()
+    else:
+        file.write_bytes(content[:-1] if spoil == "shorter" else content[:-1] + bytes([content[-1] ^ 1]))
+
+    engine.save(tmp_path / "checkpoint")
+
+    engine.load(tmp_path / "checkpoint", model_dir)
+    assert engine.version == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_a_trainer_that_saves_the_same_version_meanwhile_wins(
+    engine: Engine, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.train(make_batch())
+    write_state, inodes = checkpoint.write_state, list[int]()
+
+    def overtaken(*arguments: Any) -> None:
+        write_state(*arguments)
+        if not inodes:
+            inodes.append(0)
+            engine.save(tmp_path / "checkpoint")
+            inodes[0] = (tmp_path / "checkpoint").stat().st_ino
+
+    monkeypatch.setattr(checkpoint, "write_state", overtaken)
+    engine.save(tmp_path / "checkpoint")
+
+    assert (tmp_path / "checkpoint").stat().st_ino == inodes[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    engine.load(tmp_path / "checkpoint", model_dir)
     assert engine.version == 1
 
 
@@ -86,18 +186,40 @@ def test_a_folder_without_a_checkpoint_is_named(engine: Engine, model_dir: Path,
         engine.load(tmp_path, model_dir)
 
 
-def test_a_damaged_checkpoint_is_named(engine: Engine, model_dir: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_named_and_the_engine_can_take_another_checkpoint(
+    engine: Engine, model_dir: Path, tmp_path: Path
+) -> None:
+    engine.save(tmp_path / "version-0")
+    engine.train(make_batch())
+    engine.save(tmp_path / "version-1")
+    file = largest_file(tmp_path / "version-1")
+    file.write_bytes(file.read_bytes()[:100])
+
+    with pytest.raises(CheckpointError, match=f"{file} has 100 bytes.*choose an older checkpoint"):
+        engine.load(tmp_path / "version-1", model_dir)
+
+    assert engine.version is None
+    engine.load(tmp_path / "version-0", model_dir)
+    assert engine.version == 0
+
+
+@pytest.mark.parametrize("other", ["qwen2-untied", "llama3-rope"])
+def test_a_checkpoint_of_another_model_is_refused(engine: Engine, tmp_path: Path, other: str) -> None:
+    """A tied Llama lacks only the norms of the heads: all that it needs is there, and some more."""
     engine.save(tmp_path / "checkpoint")
-    for file in (tmp_path / "checkpoint").glob("*.distcp"):
-        file.write_bytes(file.read_bytes()[:100])
 
     with pytest.raises(CheckpointError, match="cannot be loaded"):
-        engine.load(tmp_path / "checkpoint", model_dir)
+        engine.load(tmp_path / "checkpoint", write_model(tmp_path / "other", other))
 
 
-def test_a_checkpoint_of_another_model_is_refused(engine: Engine, tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_other_optimizer_is_refused(engine: Engine, model_dir: Path, tmp_path: Path) -> None:
+    distributed = engine._training.use_distributed_optimizer
     engine.save(tmp_path / "checkpoint")
-    other = write_model(tmp_path / "other", "qwen2-untied")
+    other = new_engine(use_distributed_optimizer=not distributed)
 
-    with pytest.raises(CheckpointError, match="cannot be loaded"):
-        engine.load(tmp_path / "checkpoint", other)
+    with pytest.raises(CheckpointError, match=r"another layout .*plain optimizer.*distributed optimizer|distr.*plain"):
+        other.load(tmp_path / "checkpoint", model_dir)
+
+
+def largest_file(folder: Path) -> Path:
+    return max(folder.glob("*.distcp"), key=lambda path: path.stat().st_size)

@@ -5,7 +5,7 @@ from workflows.messages import BudgetState, GroupResult
 
 def counted(budgets: BudgetState, group: GroupResult) -> BudgetState:
     """The counters after one more group ended."""
-    if group.state == "sealed":
+    if group.state in ("sealed", "set_aside"):
         return budgets.model_copy(update={"consecutive_drops": 0})
     if group.bucket == "infra":
         return budgets.model_copy(update={"consecutive_drops": budgets.consecutive_drops + 1})

@@ -27,6 +27,7 @@ from workflows.messages import (
     RecordAction,
     RolloutResult,
     RunRollout,
+    SetAside,
     SlotPlan,
     StepPlan,
     WeightsRef,
@@ -188,21 +189,25 @@ class FakeRun:
         return group
 
     def move(self, group_id: str, state: GroupState, bucket: Bucket | None, reason: str | None) -> None:
-        """Seal, park or drop; only from a state that allows it, and only with every rollout settled if sealed."""
+        """Seal, park, drop or set aside; only from a state that allows it, and with every rollout settled if it ends
+        well; only equal rewards are set aside."""
         group = self.groups.get(group_id)
         if group is None:
             raise UnknownGroup(group_id)
         self._check_step_open(group, state)
-        incomplete = state == "sealed" and len(group.settled) < group.opened.num_rollouts
+        well = state in ("sealed", "set_aside")
+        incomplete = well and len(group.settled) < group.opened.num_rollouts
+        if state == "set_aside" and len({r.reward for r in group.settled.values() if r.state == "valid"}) != 1:
+            raise IllegalTransition(group_id, group.state, state, "its rewards differ")
         legal = group.state in LEGAL_FROM[state] and not incomplete
         if not legal and group.state != state:
             raise IllegalTransition(
                 group_id, group.state, state, "some of its rollouts are open" if incomplete else None
             )
-        if state in ("parked", "dropped") and not reason:
+        if state in ("parked", "dropped", "set_aside") and not reason:
             raise ValueError(f"group {group_id!r} cannot become {state} without a reason")
         group.state, group.bucket, group.reason = state, bucket, reason
-        if state in ("sealed", "dropped") and group_id not in self.ended:
+        if state != "parked" and group_id not in self.ended:
             self.ended.append(group_id)
 
     def budgets(self) -> BudgetState:
@@ -211,7 +216,7 @@ class FakeRun:
         for group in (self.groups[group_id] for group_id in self.ended):
             if group.opened.purpose != "train":
                 continue
-            if group.state in ("sealed", "trained"):
+            if group.state in ("sealed", "set_aside", "trained"):
                 drops = 0
             elif group.bucket == "infra":
                 drops += 1
@@ -237,17 +242,22 @@ class FakeRun:
             slots=slots,
             next_slot=claimed[-1] + 1,
             spares=tuple(self.claims["train", step, slot] for slot in spares),
+            set_aside=tuple(
+                SetAside(group_id=name, reward=next(r.reward for r in group.settled.values() if r.reward is not None))
+                for name, group in self.groups.items()
+                if (group.opened.step, group.state) == (step, "set_aside")
+            ),
         )
 
     def _slot(self, step: int, claim: PromptClaim) -> SlotPlan:
         current, used = self.groups.get(f"{self.id}/step-{step}/group-{claim.slot}"), 0
         if current is None:
             return SlotPlan(claim=claim)
-        while current.state == "dropped" or current.train_step != step:
+        while (gone := current.state) in ("dropped", "set_aside") or current.train_step != step:
             following = self._replacing(current.opened.group_id, step)
             if following is None:
                 break
-            current, used = following, used + 1
+            current, used = following, used + (gone != "set_aside")
         opened = current.opened
         return SlotPlan(
             claim=PromptClaim(slot=opened.slot, prompt_id=opened.prompt_id, row_index=opened.row_index),
@@ -255,6 +265,7 @@ class FakeRun:
             replacements_used=used,
             lent=self.result(opened.group_id) if opened.step != step else None,
             given_away=current.train_step != step,
+            set_aside=current.state == "set_aside",
         )
 
     def _replacing(self, group_id: str, step: int) -> FakeGroup | None:
@@ -289,10 +300,10 @@ class FakeRun:
         )
 
     def check_identity(self) -> None:
-        """Every claimed prompt is a group; every group is trained, dropped or open; of each, every rollout is known."""
+        """Every claimed prompt is a group; every group is trained, given up or open; every rollout of it is known."""
         groups = [group for group in self.groups.values() if group.opened.purpose == "train"]
         trained = [group for group in groups if group.state == "trained"]
-        dropped = [group for group in groups if group.state == "dropped"]
+        dropped = [group for group in groups if group.state in ("dropped", "set_aside")]
         live = [group for group in groups if group.state in ("open", "parked", "sealed")]
         assert len(trained) + len(dropped) + len(live) == len(groups)
         in_batches = [group_id for _, ids in self.batches.values() for group_id in ids]
@@ -301,7 +312,7 @@ class FakeRun:
             count = group.opened.num_rollouts
             states = [group.settled[i].state if i in group.settled else "open" for i in range(count)]
             assert sum(states.count(state) for state in ("valid", "masked", "lost", "open")) == count
-            assert group.state not in ("sealed", "trained") or "open" not in states
+            assert group.state not in ("sealed", "set_aside", "trained") or "open" not in states
             if group.state == "trained":
                 assert group.opened.group_id in self.batches[group.train_step][1]
 

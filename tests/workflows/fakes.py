@@ -30,25 +30,27 @@ from workflows.messages import (
     Promoted,
     PromoteGroup,
     PromptClaims,
-    PublishWeights,
     ReadBudgets,
     RecordAction,
     RecordEvaluation,
-    RecordStep,
-    Refit,
-    RefitDone,
-    RestorePolicy,
     RolloutResult,
     RunRollout,
     SealedGroup,
     SealGroup,
     SetRunState,
-    StepApplied,
     StepPlan,
-    TrainStep,
     WeightsRef,
 )
 from workflows.prompt_group import PromptGroup
+from workflows.training_messages import (
+    PublishWeights,
+    RecordStep,
+    Refit,
+    RefitDone,
+    RestorePolicy,
+    StepApplied,
+    TrainStep,
+)
 from workflows.training_run import TrainingRun
 from workflows.training_step import TrainingStep
 

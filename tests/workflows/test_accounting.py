@@ -1,6 +1,7 @@
 """Nothing is lost from the books: over commits, drops, skips and restarts in any order, every prompt is accounted for.
 
-dispatched = trained + dropped + open; of each group, valid + masked + lost + open = G; budgets are what a model counts.
+dispatched = trained + dropped + set aside + open; of each group, valid + masked + lost + open = G; budgets are what a
+model counts.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from activities.errors import AgentFailed, IntegrityError
 from configs.failure import FailureConfig
 from tests.workflows.building import group_id, policy, rollout_id, run_input, start_run, until_closed
 from tests.workflows.counting import counted
-from tests.workflows.fake_run import FakeRun, Masked
+from tests.workflows.fake_run import FakeRun, Masked, Valid
 from workflows.budgets import BudgetExhausted, check_budgets
 from workflows.messages import BudgetState, GroupResult, RunPolicy
 
@@ -30,7 +31,7 @@ def any_policy(dice: random.Random) -> RunPolicy:
         rollouts=2,
         min_valid=2,
         ahead=dice.choice([0, 1, 2]),
-        grpo={"max_num_steps": STEPS},
+        grpo={"max_num_steps": STEPS, "use_dynamic_sampling": dice.choice([False, True])},
         max_infra_attempts_per_prompt=1,
         max_data_attempts_per_prompt=1,
         on_dropped_prompt=dice.choice(["shrink", "replace"]),
@@ -42,13 +43,15 @@ def any_policy(dice: random.Random) -> RunPolicy:
 
 
 def any_failures(dice: random.Random, run: FakeRun) -> None:
-    """Some rollouts of some groups fail, for either reason, once or for good."""
+    """Some rollouts of some groups fail, for either reason, once or for good; some groups have equal rewards."""
     for step in range(STEPS):
         for slot in range(8):
             fault = dice.choice([None, None, None, INFRA, DATA, Masked("truncated")])
             if fault is not None:
                 index = dice.randrange(2)
                 run.script[rollout_id(run, index, slot, step)] = [fault] * dice.choice([1, 9])
+            elif dice.random() < 0.25:
+                run.script |= {rollout_id(run, index, slot, step): [Valid(1.0)] * 9 for index in range(2)}
 
 
 async def killed_after(client: Client, run: FakeRun, handle: WorkflowHandle[Any, Any], calls: int) -> bool:
@@ -95,6 +98,7 @@ async def test_every_prompt_and_every_rollout_is_accounted_for(client: Client, r
     any_failures(dice, run)
     ahead, prompts = chosen.rollouts.max_lookahead_versions, chosen.grpo.num_prompts_per_step
     kills = sorted(dice.sample(range(5, 60), dice.choice([0, 1, 2])))
+    was_killed = bool(kills)
     reason = ""
     while True:
         handle = await start_run(client, run_input(run, chosen, next_step=len(run.metrics)))
@@ -113,13 +117,20 @@ async def test_every_prompt_and_every_rollout_is_accounted_for(client: Client, r
     assert exhausted == ("exceeding failure.max_" in reason), reason
     if not reason:
         assert list(run.applied) == list(range(STEPS))
-        assert {group.state for group in run.groups.values()} <= {"trained", "dropped"}
+        assert {group.state for group in run.groups.values()} <= {"trained", "dropped", "set_aside"}
+        if chosen.grpo.use_dynamic_sampling:
+            rewards = [{r.reward for r in run.groups[name].settled.values()} for name in run.groups]
+            trained = [group.state == "trained" for group in run.groups.values()]
+            assert all(len(own) > 1 for own, trains in zip(rewards, trained, strict=True) if trains)
     claimed = sorted(claim.row_index for (purpose, _, _), claim in run.claims.items() if purpose == "train")
     assert claimed == list(range(len(claimed)))
     opened = {group.opened.row_index for group in run.groups.values()}
     steps_begun = {step for _, step, _ in run.claims}
+    # A spare that was claimed just before the power went stays unused if the dropped group itself succeeds after it.
     assert set(claimed) - opened <= {
-        claim.row_index for (_, step, _), claim in run.claims.items() if step >= len(run.applied)
+        claim.row_index
+        for (_, step, slot), claim in run.claims.items()
+        if step >= len(run.applied) or (was_killed and slot >= prompts)
     }
     assert len(steps_begun) <= len(run.applied) + ahead + 1
     for step, (_, group_ids) in run.batches.items():

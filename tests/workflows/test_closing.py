@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from configs.failure import FailureConfig, floor_of
 from workflows.closing import Places
-from workflows.messages import GroupResult, PromptClaim, SlotPlan
+from workflows.messages import GroupResult, PromptClaim, SetAside, SlotPlan
 from workflows.step_levers import decide_retry
 
 
@@ -21,6 +21,7 @@ def group(slot: int, step: int = 5, state: str = "sealed") -> GroupResult:
             "valid": 2,
             "masked": 0,
             "lost": 0,
+            "mean_reward": 0.5,
         }
     )
 
@@ -132,6 +133,40 @@ def test_places_are_what_the_ledger_says() -> None:
     assert places.places[2].replaces is None
 
 
+def test_a_group_without_signal_leaves_its_place_and_costs_no_replacement() -> None:
+    failure, places = FailureConfig(), places_of(1)
+    assert places.set_aside(0, group(0, state="set_aside"))
+    assert (places.places[0].state, places.shortfall, places.kept) == ("seeking", 0, [])
+    assert places.lend() is None
+    assert places.replace(0, claim(1), "r/step-5/group-0")
+    assert (places.places[0].replacements_used, places.replaced) == (0, 0)
+    assert places.drop(0, group(1, state="dropped"), replacements=1)
+    assert places.replace(0, claim(2), "r/step-5/group-1")
+    assert (places.places[0].replacements_used, places.replaced) == (1, 1)
+    assert places.keep(0, group(2))
+    assert places.may_close(failure, has_turn=True)
+    assert places.without_signal == {"r/step-5/group-0": 0.5}
+    places.close()
+    assert not places.set_aside(0, group(2, state="set_aside"))
+    assert (places.refused_late, list(places.without_signal)) == (1, ["r/step-5/group-0"])
+
+
+def test_a_resumed_step_knows_what_it_set_aside() -> None:
+    known = (SetAside(group_id="r/step-5/group-0", reward=1.0), SetAside(group_id="r/step-5/group-1", reward=0.0))
+    slots = (
+        SlotPlan(claim=claim(0), set_aside=True),
+        SlotPlan(claim=claim(2), replaces="r/step-5/group-1"),
+    )
+    places = Places.planned(slots, known)
+    assert [place.state for place in places.places] == ["seeking", "running"]
+    assert places.without_signal == {"r/step-5/group-0": 1.0, "r/step-5/group-1": 0.0}
+    places.replace(0, claim(3), "r/step-5/group-0")
+    assert (places.replaced, places.places[0].replacements_used) == (0, 0)
+    assert "group replay r/step-5/group-0" in (
+        decide_retry(5, "r/step-5/group-0", "r/step-5/group-", places, draining=False).detail
+    )
+
+
 @pytest.mark.parametrize("asked", ["r/step-4/group-0", "r/step-5/group-9", "r/step-5/group-0"])
 def test_only_a_dropped_group_of_the_step_is_retried(asked: str) -> None:
     places = places_of(2)
@@ -157,7 +192,7 @@ def test_a_retry_is_refused_when_the_step_is_closed_drained_or_the_place_is_take
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Groups end, are replaced, lent, borrowed and retried in any order; a model counts along."""
+    """Groups end, are set aside, replaced, lent, borrowed and retried in any order; a model counts along."""
 
     @initialize(count=st.integers(1, 5), replacements=st.integers(0, 2), fraction=st.sampled_from([0.3, 0.5, 0.9, 1.0]))
     def begin(self, count: int, replacements: int, fraction: float) -> None:
@@ -165,7 +200,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.places, self.count, self.replacements = places_of(count), count, replacements
         self.failure = FailureConfig(min_step_batch_fraction=fraction)
         self.next_slot = count
-        self.begun, self.taken, self.given, self.late = count, 0, 0, 0
+        self.begun, self.taken, self.given, self.late, self.refilled = count, 0, 0, 0, 0
         self.gone: dict[int, str] = {}  # place -> the group that left it
 
     def _some(self, state: str, data: st.DataObject) -> int | None:
@@ -187,19 +222,33 @@ class AnyOrder(RuleBasedStateMachine):
         else:
             assert self.places.keep(index, ended)
 
+    @rule(data=st.data())
+    def a_group_ends_without_a_signal(self, data: st.DataObject) -> None:
+        """Its place looks for the next prompt, however many replacements it has had."""
+        index = self._some("running", data)
+        if index is None:
+            return
+        ended = group(self.places.places[index].claim.slot, state="set_aside")
+        used = self.places.places[index].replacements_used
+        assert self.places.set_aside(index, ended)
+        assert (self.places.places[index].state, self.places.places[index].replacements_used) == ("seeking", used)
+        self.gone[index] = ended.group_id
+
     @rule(data=st.data(), borrows=st.booleans())
     def a_place_is_filled(self, data: st.DataObject, borrows: bool) -> None:
         """By a group of a later step or by a spare prompt."""
         index = self._some("seeking", data)
         if index is None:
             return
-        if borrows:
+        refills = self.gone[index] in self.places.without_signal
+        if borrows and not refills:
             assert self.places.promote(index, group(100 + self.taken, step=9), self.gone[index])
             self.taken += 1
         else:
             assert self.places.replace(index, claim(self.next_slot), self.gone[index])
             self.next_slot += 1
             self.begun += 1
+            self.refilled += refills
 
     @rule(lets_go=st.booleans(), used=st.integers(0, 2))
     def an_earlier_step_asks(self, lets_go: bool, used: int) -> None:
@@ -252,11 +301,16 @@ class AnyOrder(RuleBasedStateMachine):
         states = [place.state for place in self.places.places]
         assert len(self.places.kept) == states.count("kept") == len({g.group_id for g in self.places.kept})
         assert self.begun + self.taken == (
-            len(self.places.kept) + len(self.places.dropped) + self.given + states.count("running")
+            len(self.places.kept)
+            + len(self.places.dropped)
+            + len(self.places.without_signal)
+            + self.given
+            + states.count("running")
         )
+        assert not {kept.group_id for kept in self.places.kept} & set(self.places.without_signal)
         assert self.places.shortfall == states.count("lost")
         assert (self.places.replaced, self.places.promoted, self.places.given_away) == (
-            self.begun - self.count,
+            self.begun - self.count - self.refilled,
             self.taken,
             self.given,
         )

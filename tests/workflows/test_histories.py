@@ -40,7 +40,7 @@ from tests.workflows.building import (
     until_shown,
 )
 from tests.workflows.changed_group import HesitantPromptGroup
-from tests.workflows.fake_run import FakeRun, Hangs, Masked
+from tests.workflows.fake_run import FakeRun, Hangs, Masked, Valid
 from tests.workflows.fakes import WORKFLOWS, Fakes
 from workflows.evaluation import Evaluation
 from workflows.messages import (
@@ -110,6 +110,15 @@ async def step(client: Client, run: FakeRun) -> WorkflowHistory:
     chosen = policy(rollouts=1, on_dropped_prompt="replace", max_skipped_prompts=1)
     handle = await start_step(client, step_input(run, chosen))
     await handle.result()
+    return await handle.fetch_history()
+
+
+async def step_that_samples_dynamically(client: Client, run: FakeRun) -> WorkflowHistory:
+    """A step that sets two groups aside, one of them in the place of the other."""
+    for slot in (0, 2):
+        run.script |= {rollout_id(run, index, slot): [Valid(1.0)] for index in range(2)}
+    handle = await start_step(client, step_input(run, policy(grpo={"use_dynamic_sampling": True})))
+    assert (await handle.result()).set_aside == 2
     return await handle.fetch_history()
 
 
@@ -241,7 +250,7 @@ STORIES: dict[str, Callable[[Client, FakeRun], Awaitable[WorkflowHistory]]] = {
     story.__name__: story
     for story in (
         *(group_with_a_retry, group_that_was_parked, group_that_was_retried, group_that_may_run_once),
-        *(step, step_below_its_floor, step_with_a_retried_group, step_that_was_drained),
+        *(step, step_that_samples_dynamically, step_below_its_floor, step_with_a_retried_group, step_that_was_drained),
         *(step_that_borrows, step_that_lends),
         *(run_first_execution, run_last_execution, run_with_lookahead, run_that_was_paused, evaluation),
     )

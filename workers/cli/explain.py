@@ -87,6 +87,9 @@ def _rollouts(told: Explanation, now: datetime) -> Table:
 
 
 def _rest(told: Explanation, now: datetime) -> Iterator[str]:
+    for step in told.steps:
+        if step.set_aside:
+            yield f"step {step.step}: {step.set_aside}"
     for stall in told.stalls:
         call = "no call in flight" if stall.call is None else f"call {stall.call} in flight"
         yield (

@@ -19,6 +19,7 @@ from storage.runs import LIVE
 from workers.cli.resuming import first_open_step
 from workers.cli.session import Session
 from workers.cli.temporal_runs import Known, is_open, known
+from workflows import dynamic_sampling
 from workflows.search_attributes import GROUP_STATE
 
 ENDPOINT_TIMEOUT_S = 2.0
@@ -31,12 +32,14 @@ class Told(BaseModel):
 
 
 class StepTold(Told):
-    """A step that has begun and is not over. `groups` counts its train groups by state."""
+    """A step that has begun and is not over. `groups` counts its train groups by state; `set_aside` sums up those
+    whose rewards are all equal."""
 
     step: int
     phase: str
     groups: dict[str, int]
     open_rollouts: int
+    set_aside: str | None = None
 
 
 class RolloutTold(Told):
@@ -137,7 +140,7 @@ async def explain_run(session: Session, run_id: str) -> Explanation:
     for step in range(next_step, next_step + recipe.rollouts.max_lookahead_versions + 1):
         own = await ledger.groups.list(run_id, step=step, purpose="train")
         groups += own
-        told = await _step(session, run_id, step, own)
+        told = await _step(session, run_id, step, own, recipe)
         if told is not None:
             steps.append(told)
     parked = [_parked(group, recipe) for group in await ledger.groups.list(run_id, states=("parked",), purpose="train")]
@@ -228,7 +231,9 @@ def failures_by_class(groups: Sequence[GroupRecord]) -> list[FailureTold]:
     return sorted(found.values(), key=lambda told: (told.last is not None, told.last), reverse=True)
 
 
-async def _step(session: Session, run_id: str, step: int, groups: Sequence[GroupRecord]) -> StepTold | None:
+async def _step(
+    session: Session, run_id: str, step: int, groups: Sequence[GroupRecord], recipe: Recipe
+) -> StepTold | None:
     """How far a step is; None when it has not begun."""
     ledger = session.ledger
     states: dict[str, int] = {}
@@ -250,7 +255,14 @@ async def _step(session: Session, run_id: str, step: int, groups: Sequence[Group
         phase = f"an operator, for {_several(states['parked'], 'parked group')}"
     else:
         phase = "its turn to train"
-    return StepTold(step=step, phase=phase, groups=dict(sorted(states.items())), open_rollouts=open_rollouts)
+    rewards = [group.reward for group in await ledger.places.set_aside(run_id, step)]
+    return StepTold(
+        step=step,
+        phase=phase,
+        groups=dict(sorted(states.items())),
+        open_rollouts=open_rollouts,
+        set_aside=dynamic_sampling.told(recipe.grpo.num_prompts_per_step, rewards, recipe.grpo),
+    )
 
 
 def _several(count: int, noun: str) -> str:

@@ -93,6 +93,7 @@ def step_line(step: int, metrics: dict[str, float]) -> str:
         ("kl", "train/kl_penalty", ".4f"),
         ("grad norm", "train/grad_norm", ".3f"),
         ("log-prob gap", "train/logprob_gap_max", ".1e"),
+        ("its mean", "train/logprob_gap_mean", ".1e"),
         ("rollouts s", "timing/train/exposed_generation", ".1f"),
         ("step s", "timing/train/total_step_time", ".1f"),
     ):
@@ -166,7 +167,7 @@ def screen(view: View) -> Group:
     counts.add_row("rollouts", *_counts(summary.rollouts.model_dump()))
     counts.add_row("attempts", *_counts(summary.attempts.model_dump()))
     steps = Table(title="applied steps", title_justify="left")
-    for column in ("step", "reward", "loss", "log-prob gap", "seconds"):
+    for column in ("step", "reward", "loss", "log-prob gap", "its mean", "seconds"):
         steps.add_column(column, justify="right")
     for step in sorted(view.metrics)[-_SHOWN_STEPS:]:
         values = view.metrics[step]
@@ -175,6 +176,7 @@ def screen(view: View) -> Group:
             f"{values.get('train/reward', float('nan')):.3f}",
             f"{values.get('train/loss', float('nan')):.4f}",
             f"{values.get('train/logprob_gap_max', float('nan')):.1e}",
+            f"{values.get('train/logprob_gap_mean', float('nan')):.1e}",
             f"{values.get('timing/train/total_step_time', float('nan')):.1f}",
         )
     groups = new_table("group", "state", "rollouts", "last failure", title=f"groups of step {summary.steps_applied}")

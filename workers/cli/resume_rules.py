@@ -37,13 +37,15 @@ _AGAIN = "steps that are applied again from their stored batches would not end w
 _SAMPLED = "rollouts that are replayed in part would be sampled in two ways"
 RULES = (
     Rule(("temporal.task_queue",), "the run's workflows and its place in the ledger are bound to its task queue"),
-    Rule(("storage.*", "temporal.*", "gym.*"), None),
+    Rule(("storage.*", "temporal.*", "gym.*", "logger.*"), None),
     Rule(("generation.endpoints",), None),
     Rule(("generation.refit_timeout_s", "generation.heartbeat_timeout_s", "generation.max_refit_attempts"), None),
+    Rule(("generation.on_failed_endpoint", "generation.weight_transport"), None),
     Rule(("generation.embedded.port", "generation.embedded.threads", "generation.embedded.kv_cache_gib"), None),
     Rule(("generation.*",), "what a policy version samples would change within the run"),
     Rule(("failure.*",), None),
     Rule(("grpo.max_num_steps", "grpo.val_period", "grpo.val_at_start", "grpo.val_at_end"), None),
+    Rule(("grpo.use_dynamic_sampling", "grpo.dynamic_sampling_max_gen_batches"), None),
     Rule(("grpo.max_val_samples",), "evaluations before and after could not be compared"),
     Rule(
         ("grpo.num_prompts_per_step", "grpo.num_generations_per_prompt"),
@@ -62,7 +64,7 @@ RULES = (
         ),
         None,
     ),
-    Rule(("rollouts.temperature", "rollouts.top_p", "rollouts.max_output_tokens"), _SAMPLED),
+    Rule(("rollouts.temperature", "rollouts.top_p", "rollouts.max_output_tokens", "rollouts.sampling_seed"), _SAMPLED),
     Rule(
         ("rollouts.max_lookahead_versions",), "groups that are sampled ahead already were sampled within the old bound"
     ),
@@ -76,6 +78,7 @@ RULES = (
             "training.max_train_attempts",
             "training.save_period",
             "training.keep_*",
+            "training.max_logprob_gap",
         ),
         None,
     ),

@@ -1,7 +1,8 @@
 """A recipe's `gym` section as NeMo-Gym's global config: name -> type -> implementation -> settings.
 
 Pure: reads a recipe, imports nothing of NeMo-Gym. Model servers get the policy's endpoints unless the recipe sets them.
-With a policy model that records, NeMo-Gym's token capture is on for every agent: it names the rollout of each call.
+With a policy model that records, NeMo-Gym's token capture is on for every agent: it names the rollout of each call, so
+that the call can be recorded, and seeded with `rollouts.sampling_seed`.
 """
 
 from collections.abc import Mapping
@@ -50,6 +51,8 @@ def _settings(recipe: Recipe, name: str, server: GymServerConfig) -> dict[str, A
     settings: dict[str, Any] = {"entrypoint": "app.py"}
     if is_vllm_model(server):
         settings |= _vllm_settings(recipe)
+    if is_policy_model(server):
+        settings["sampling_seed"] = recipe.rollouts.sampling_seed
     settings |= server.config
     if is_vllm_model(server) and not settings["base_url"]:
         raise GymStartError(

@@ -19,12 +19,14 @@ from storage.database import Database
 from storage.errors import BlobUrlInvalid, DsnInvalid, LedgerUnavailable, RoleMissing, SchemaOutdated, StorageError
 from storage.migrate import check_schema
 from storage.model_calls import ModelCalls
+from storage.quarantines import Quarantines
 from workers.gym.capture.backend import CaptureBackend, install
 from workers.gym.capture.lineage import LedgerLineage
 from workers.gym.capture.sink import LedgerTokenSink
 from workers.gym.errors import GymStartError
 from workers.gym.policy_model.app import PolicyModel
 from workers.gym.policy_model.errors import GenerationUnavailable, ModelCallFailed, TemplateUnfit
+from workers.gym.policy_model.fleet import Fleet
 from workers.gym.policy_model.recorder import Recorder
 from workers.gym.servers import BuiltServer
 
@@ -53,19 +55,31 @@ async def recording(storage: StorageConfig, models: Mapping[str, PolicyModel]) -
         raise GymStartError(f"{', '.join(models)} would record every model call, but {error}") from error
     recorder = Recorder(calls, storage.record_timeout_s)
     install(CaptureBackend(Captures(database), calls, storage.record_timeout_s))
+    fleet = Fleet(Quarantines(database).open)
+    watching: asyncio.Task[None] | None = None
     try:
         await _patiently(lambda: check_schema(database), LedgerUnavailable, RoleMissing, SchemaOutdated)
+        await _patiently(fleet.refresh, LedgerUnavailable, TimeoutError)
         for name, model in models.items():
-            await _connected(name, model, recorder)
+            await _connected(name, model, recorder, fleet)
+        watching = asyncio.create_task(fleet.watch(lambda: _check_released(models.values())))
         yield
     finally:
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
         await recorder.close()
         await database.close()
 
 
-async def _connected(name: str, model: PolicyModel, recorder: Recorder) -> None:
+async def _check_released(models: Iterable[PolicyModel]) -> None:
+    for model in models:
+        await model.check_released()
+
+
+async def _connected(name: str, model: PolicyModel, recorder: Recorder, fleet: Fleet) -> None:
     try:
-        await _patiently(lambda: model.connect(recorder), GenerationUnavailable)
+        await _patiently(lambda: model.connect(recorder, fleet), GenerationUnavailable)
     except (TemplateUnfit, ModelCallFailed) as error:
         raise GymStartError(f"gym.servers.{name} cannot serve the policy of its endpoints. {error}") from error
 

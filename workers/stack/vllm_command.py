@@ -9,6 +9,8 @@ from pathlib import Path
 
 from configs.recipe import Recipe
 
+# The backends that workers.vllm_extension registers, by `generation.weight_transport`.
+_BACKENDS = {"file": "safetensors_file", "nccl": "nccl_policy"}
 _NEUTRAL_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
@@ -31,7 +33,7 @@ def vllm_command(recipe: Recipe, python: Path) -> tuple[list[str], dict[str, str
         "seed": str(recipe.grpo.seed),
         "tool-call-parser": server.tool_call_parser,
         "worker-extension-cls": "workers.vllm_extension.PolicyWorker",
-        "weight-transfer-config": json.dumps({"backend": "safetensors_file"}),
+        "weight-transfer-config": json.dumps({"backend": _BACKENDS[generation.weight_transport]}),
     }
     if server.reasoning_parser is not None:
         options["reasoning-parser"] = server.reasoning_parser

@@ -2,61 +2,49 @@
 
 Every public method is collective: all ranks call the same methods with the same arguments, in the same order. The
 same weights and batch give the same next weights, bit for bit, on the same machine and layout. A step that raises
-leaves the weights as they were.
+leaves weights, optimizer state and version as they were, and the engine as ready as before.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel
-from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.optimizer import MegatronOptimizer
-from torch import Tensor
+from numpy.typing import NDArray
 
 from activities.training.batch import TrainingBatch
-from activities.training.errors import EmptyBatch, NonFiniteStep, RowTooLong, TrainingError
+from activities.training.errors import EmptyBatch, RowTooLong, TrainingError
 from activities.training.megatron.checkpoint import load_checkpoint, save_checkpoint
 from activities.training.megatron.cpu_shims import megatron_device
 from activities.training.megatron.hf_reader import check_tokenizer
 from activities.training.megatron.hf_writer import FolderWriter
 from activities.training.megatron.model import build_model, model_dtype
-from activities.training.megatron.optimizer import build_optimizer, learning_rate, set_learning_rate, wrap_model
-from activities.training.megatron.passes import LossInputs, gradients, log_probabilities
-from activities.training.megatron.ranks import join_ranks, trainer_device
+from activities.training.megatron.optimizer import build_optimizer, wrap_model
+from activities.training.megatron.policy import Policy
+from activities.training.megatron.ranks import join_ranks
 from activities.training.megatron.shape import ModelShape, check_layout, read_shape
+from activities.training.megatron.step import Stepper
 from activities.training.megatron.weights import export_weights, import_weights
-from activities.training.microbatches import MicroBatch, micro_batches
-from configs.grpo import LossConfig
+from activities.training.watch import Unwatched, Watch
+from configs.grpo import GrpoConfig
 from configs.training import TrainingConfig
 
-
-@dataclass
-class _Policy:
-    """What is being trained. `reference` holds version 0 of this rank's parameters on the CPU."""
-
-    source: Path
-    shape: ModelShape
-    model: GPTModel
-    wrapped: DistributedDataParallel
-    optimizer: MegatronOptimizer
-    reference: list[Tensor]
-    version: int
+_UNWATCHED = Unwatched()
 
 
 class Engine:
-    """One Megatron-core model with its optimizer and the reference policy (version 0)."""
+    """One Megatron-core model with its optimizer and the reference policy (version 0).
 
-    def __init__(self, training: TrainingConfig, loss: LossConfig, seed: int) -> None:
-        self._training, self._loss, self._seed = training, loss, seed
-        self._policy: _Policy | None = None
+    `temperature` is the sampling temperature of the rollouts: all log-probabilities are those of logits / temperature.
+    """
+
+    def __init__(self, training: TrainingConfig, grpo: GrpoConfig, temperature: float = 1.0) -> None:
+        self._training, self._grpo, self._temperature = training, grpo, temperature
+        self._policy: Policy | None = None
         with self._session():
-            join_ranks(training, seed)
+            join_ranks(training, grpo.seed)
 
     @property
     def rank(self) -> int:
@@ -79,27 +67,27 @@ class Engine:
             self._policy = None  # frees the memory of an earlier model first
             self._policy = self._build(model_dir)
 
-    def train(self, batch: TrainingBatch) -> dict[str, float]:
-        """Apply one optimizer step; version + 1. Returns the metrics, equal on all ranks."""
+    def log_probabilities(self, batch: TrainingBatch) -> list[NDArray[np.float32]]:
+        """Log-probability of each token given those before it, [tokens] per row; 0 for the first. Changes nothing."""
         with self._session():
             policy = self._loaded()
-            self._check(batch, policy.shape)
-            micros = micro_batches(
-                batch,
-                rows_per_pass=self._training.train_micro_batch_size,
-                data_parallel_size=self._training.data_parallel_size,
-                data_parallel_rank=parallel_state.get_data_parallel_rank(),
-                device=trainer_device(),
-            )
-            reference = self._reference_log_probabilities(policy, micros)
-            inputs = [LossInputs(*item) for item in zip(micros, reference, strict=True)]
-            policy.optimizer.zero_grad()
-            metrics = gradients(policy.wrapped, inputs, self._loss)
-            rate = learning_rate(self._training, policy.version)
-            metrics["grad_norm"] = self._step(policy, metrics["loss"], rate, batch)
-            metrics["lr"] = rate
-            policy.version += 1
-            return metrics | _counts(batch)
+            _check_rows(batch, policy.shape, self._training)
+            return self._stepper(policy, _UNWATCHED).log_probabilities(batch)
+
+    def train(self, batch: TrainingBatch, watch: Watch = _UNWATCHED) -> dict[str, float]:
+        """Apply one optimizer step; version + 1. Returns the metrics, always all of them, equal on all ranks.
+
+        Raises:
+            EmptyBatch: no token trains, or the log-probability filter left none.
+            RowTooLong: a row is longer than `training.max_row_tokens` or the model's positions.
+            NonFiniteStep: loss or gradient is not finite; the rows that caused it are named.
+            LogProbGap: a token is further off than `training.max_logprob_gap`.
+            StepCancelled: the watch raised it.
+        """
+        with self._session():
+            policy = self._loaded()
+            _check_batch(batch, policy.shape, self._training)
+            return self._stepper(policy, watch).apply(batch)
 
     def export(self, folder: Path) -> None:
         """Write the weights as a Hugging Face folder (temporary folder, then rename). Rank 0 writes."""
@@ -134,84 +122,51 @@ class Engine:
                 torch.set_num_threads(self._training.threads)
             yield
 
-    def _loaded(self) -> _Policy:
+    def _loaded(self) -> Policy:
         if self._policy is None:
             raise TrainingError("The engine holds no weights yet: call load_model or load first.")
         return self._policy
 
-    def _build(self, model_dir: Path) -> _Policy:
+    def _stepper(self, policy: Policy, watch: Watch) -> Stepper:
+        return Stepper(policy, self._training, self._grpo, watch)
+
+    def _build(self, model_dir: Path) -> Policy:
         shape = read_shape(model_dir)
         check_tokenizer(model_dir)
         check_layout(shape, self._training)
-        model = build_model(shape, self._training)
+        model = build_model(shape, self._training, self._temperature)
         import_weights(model, shape, model_dir)
-        keeps_reference = self._loss.reference_policy_kl_penalty > 0
+        keeps_reference = self._grpo.loss_fn.reference_policy_kl_penalty > 0
         reference = [p.detach().to("cpu", copy=True) for p in model.parameters()] if keeps_reference else []
         wrapped = wrap_model(model, self._training)
         optimizer = build_optimizer(wrapped, self._training)
-        return _Policy(model_dir, shape, model, wrapped, optimizer, reference, version=0)
-
-    def _check(self, batch: TrainingBatch, shape: ModelShape) -> None:
-        where = f"The batch of run {batch.run_id}, step {batch.step}"
-        if batch.trained_tokens == 0:
-            raise EmptyBatch(
-                f"{where}, has {len(batch.rows)} rows but no sampled token to train on. Its rollouts are all masked or "
-                "empty; such a step must not be trained."
-            )
-        longest = max(batch.rows, key=lambda row: len(row.tokens))
-        limit = min(self._training.max_row_tokens, shape.max_positions)
-        if len(longest.tokens) > limit:
-            raise RowTooLong(
-                f"{where}: rollout {longest.rollout_id}, segment {longest.segment}, has {len(longest.tokens)} tokens; "
-                f"the limit is {limit} (training.max_row_tokens, and max_position_embeddings of the model)."
-            )
-        highest = max(int(row.tokens.max()) for row in batch.rows)
-        if highest >= shape.vocab_size or min(int(row.tokens.min()) for row in batch.rows) < 0:
-            raise TrainingError(
-                f"{where}: a token id is outside the model's vocabulary of {shape.vocab_size}. The rollouts were "
-                "sampled from another model."
-            )
-
-    def _reference_log_probabilities(self, policy: _Policy, micros: list[MicroBatch]) -> list[Tensor | None]:
-        """Log-probabilities of version 0, whose weights take the place of the current ones for one pass."""
-        if not policy.reference:
-            return [None] * len(micros)
-        parameters = list(policy.model.parameters())
-        current = [parameter.detach().clone() for parameter in parameters]
-        _copy(policy.reference, parameters)
-        try:
-            return log_probabilities(policy.wrapped, micros)
-        finally:
-            _copy(current, parameters)
-
-    def _step(self, policy: _Policy, loss: float, rate: float, batch: TrainingBatch) -> float:
-        """Clip and apply the gradients; returns their norm before clipping."""
-        set_learning_rate(policy.optimizer, rate)
-        policy.optimizer.prepare_grads()
-        norm = float(policy.optimizer.get_grad_norm())
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise NonFiniteStep(
-                f"Step {batch.step} of run {batch.run_id} gives loss {loss} and gradient norm {norm}. The weights of "
-                f"version {policy.version} are unchanged. Lower training.lr, or look for wrong log-probabilities."
-            )
-        policy.optimizer.step()
-        return norm
+        return Policy(model_dir, shape, model, wrapped, optimizer, reference, version=0)
 
 
-@torch.no_grad()
-def _copy(values: list[Tensor], parameters: list[torch.nn.Parameter]) -> None:
-    for value, parameter in zip(values, parameters, strict=True):
-        parameter.copy_(value)
+def _check_batch(batch: TrainingBatch, shape: ModelShape, training: TrainingConfig) -> None:
+    if batch.trained_tokens == 0:
+        raise EmptyBatch(
+            f"{_where(batch)}, has {len(batch.rows)} rows but no sampled token to train on. Its rollouts are all "
+            "masked or empty; such a step must not be trained."
+        )
+    _check_rows(batch, shape, training)
 
 
-def _counts(batch: TrainingBatch) -> dict[str, float]:
-    """Metrics that need no model; `advantages/*` are over trained tokens."""
-    trained = [row for row in batch.rows if row.trained_tokens]
-    total = math.fsum(row.advantage * row.trained_tokens for row in trained)
-    return {
-        "global_valid_toks": float(batch.trained_tokens),
-        "num_valid_samples": float(len({row.rollout_id for row in trained})),
-        "advantages/mean": total / batch.trained_tokens,
-        "advantages/max": max(row.advantage for row in trained),
-        "advantages/min": min(row.advantage for row in trained),
-    }
+def _check_rows(batch: TrainingBatch, shape: ModelShape, training: TrainingConfig) -> None:
+    longest = max(batch.rows, key=lambda row: len(row.tokens))
+    limit = min(training.max_row_tokens, shape.max_positions)
+    if len(longest.tokens) > limit:
+        raise RowTooLong(
+            f"{_where(batch)}: rollout {longest.rollout_id}, segment {longest.segment}, has {len(longest.tokens)} "
+            f"tokens; the limit is {limit} (training.max_row_tokens, and max_position_embeddings of the model)."
+        )
+    highest = max(int(row.tokens.max()) for row in batch.rows)
+    if highest >= shape.vocab_size or min(int(row.tokens.min()) for row in batch.rows) < 0:
+        raise TrainingError(
+            f"{_where(batch)}: a token id is outside the model's vocabulary of {shape.vocab_size}. The rollouts were "
+            "sampled from another model."
+        )
+
+
+def _where(batch: TrainingBatch) -> str:
+    return f"The batch of run {batch.run_id}, step {batch.step}"

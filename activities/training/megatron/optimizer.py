@@ -1,10 +1,11 @@
-"""Data parallelism and AdamW: wraps the model, builds Megatron-core's optimizer, sets the rate of a step."""
+"""Data parallelism and AdamW: wraps the model, builds Megatron-core's optimizer, applies the gradients of a step."""
 
 from typing import Any
 
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from activities.training.megatron.model import model_dtype
 from configs.training import TrainingConfig
@@ -25,7 +26,7 @@ def wrap_model(model: GPTModel, training: TrainingConfig) -> DistributedDataPara
 
 
 def build_optimizer(model: DistributedDataParallel, training: TrainingConfig) -> MegatronOptimizer:
-    """A fresh AdamW. Weight decay acts on matrices only."""
+    """A fresh AdamW. Weight decay acts on matrices only, not on norms and biases."""
     dtype = model_dtype(training)
     config = OptimizerConfig(
         optimizer="adam",
@@ -40,22 +41,38 @@ def build_optimizer(model: DistributedDataParallel, training: TrainingConfig) ->
         bf16=training.dtype == "bfloat16",
         use_distributed_optimizer=training.use_distributed_optimizer,
     )
-    return get_megatron_optimizer(config, [model])
+    optimizer = get_megatron_optimizer(config, [model])
+    for group in optimizer.param_groups:  # Megatron-core leaves the group's factor to its own scheduler
+        group["weight_decay"] = training.weight_decay * group["wd_mult"]
+    return optimizer
 
 
-def learning_rate(training: TrainingConfig, version: int) -> float:
-    """Rate of the step from `version` to the next: linear warm-up, then constant."""
-    if training.lr_warmup_steps == 0:
-        return training.lr
-    return training.lr * min(1.0, (version + 1) / training.lr_warmup_steps)
+def clear_gradients(model: DistributedDataParallel, optimizer: MegatronOptimizer) -> None:
+    """Forget all gradients, those of a step that failed too."""
+    optimizer.zero_grad()
+    model.zero_grad_buffer()
 
 
-def set_learning_rate(optimizer: MegatronOptimizer, rate: float) -> None:
-    """Use `rate` in the next step."""
+def gradient_norm(optimizer: MegatronOptimizer) -> float:
+    """Hand the accumulated gradients to the optimizer; their global norm before clipping. Collective."""
+    optimizer.prepare_grads()
+    return float(optimizer.get_grad_norm())
+
+
+def apply_gradients(optimizer: MegatronOptimizer, norm: float, rate: float) -> None:
+    """Clip what `gradient_norm` prepared and measured, and update the weights with this learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+    for part in _parts(optimizer):
+        if parameters := part.get_parameters():
+            clip_grad_by_total_norm_fp32(parameters, part.config.clip_grad, norm)
+    optimizer.step_with_ready_grads()
 
 
 def torch_optimizers(optimizer: MegatronOptimizer) -> list[Any]:
     """The optimizers that Megatron-core's chain drives."""
-    return [part.optimizer for part in getattr(optimizer, "chained_optimizers", [optimizer])]
+    return [part.optimizer for part in _parts(optimizer)]
+
+
+def _parts(optimizer: MegatronOptimizer) -> list[Any]:
+    return getattr(optimizer, "chained_optimizers", [optimizer])

@@ -34,6 +34,8 @@ def join_ranks(training: TrainingConfig, seed: int) -> None:
     if training.threads:
         torch.set_num_threads(training.threads)
     torch.use_deterministic_algorithms(True)
+    checks: Any = torch.utils.deterministic
+    checks.fill_uninitialized_memory = False  # it only helps to find bugs, and takes time
     if not dist.is_initialized():
         _init_process_group("nccl" if device.type == "cuda" else "gloo")
     if dist.get_world_size() != training.world_size:

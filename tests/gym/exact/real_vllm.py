@@ -1,10 +1,11 @@
 """A real vLLM with a small policy that opens safes, started with the project's command line."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import httpx
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -23,6 +24,8 @@ from workers.stack.ports import free_port
 from workers.stack.vllm import EmbeddedVllm
 from workflows.messages import WeightsRef
 
+T = TypeVar("T")
+
 CONTEXT_TOKENS = 1024
 PATIENCE_S = 60.0
 _WARM_START_STEPS = 60  # enough for calls of the tool that can be parsed
@@ -35,15 +38,18 @@ class RealVllm:
     url: str
     weights: WeightsRef
 
-    async def until_generating(self, endpoint: HttpEndpoint) -> None:
-        """Wait until the endpoint's generation is under way: requests are decoded together, so it has begun when a
-        request that was sent after it has its first token."""
+    async def begun(self, endpoint: HttpEndpoint, call: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin a call of the endpoint; returns when its generation is under way, or is over already. Requests are
+        decoded together: it has begun when a request that was sent after it has its first token."""
         sampling = {"max_tokens": 2, "ignore_eos": True}
         later = {"model": "policy", "token_ids": [1, 2, 3], "sampling_params": sampling, "stream": True}
+        endpoint.generating.clear()
+        task = asyncio.create_task(call)
         async with asyncio.timeout(PATIENCE_S), httpx.AsyncClient(base_url=self.url, timeout=PATIENCE_S) as client:
             await endpoint.generating.wait()
             async with client.stream("POST", GENERATE, json=later) as answer:
                 await anext(answer.aiter_lines())
+        return task
 
 
 @asynccontextmanager

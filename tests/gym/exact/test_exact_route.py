@@ -1,6 +1,7 @@
 """One model call on exact tokens: prompts that only grow, and answers as the chat route gives them."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -17,6 +18,7 @@ from workers.gym.policy_model.errors import (
     GenerationUnavailable,
 )
 from workers.gym.policy_model.exact import ExactClient
+from workers.gym.policy_model.seeding import CallSeed
 from workers.gym.policy_model.template import Template
 
 
@@ -173,3 +175,29 @@ async def test_an_answer_without_a_tool_call_is_text(vllm: SamplingVllm, exact: 
     vllm.policy = lambda messages: Reply("hm", answer="No.")
     completion = await exact.complete(request(), None)
     assert (message_of(completion)["content"], completion.finish_reason) == ("No.", "stop")
+
+
+async def test_a_seeded_call_has_the_same_tokens_and_ids_again_and_another_sample_has_others(
+    exact: ExactClient,
+) -> None:
+    seed = CallSeed(5, "run/step-0/group-0/rollout-0", sample=0, occurrence=0)
+    first = await exact.complete(request(), None, seed)
+    again = await exact.complete(
+        request(), None, dataclasses.replace(seed, rollout_id="other/step-0/group-0/rollout-0")
+    )
+    fresh = await exact.complete(request(), None, dataclasses.replace(seed, sample=1))
+    assert (message_of(again), again.log_probs, again.sampled_token_ids) == (
+        message_of(first),
+        first.log_probs,
+        first.sampled_token_ids,
+    )
+    assert fresh.sampled_token_ids != first.sampled_token_ids
+    assert message_of(fresh)["tool_calls"][0]["id"] != message_of(first)["tool_calls"][0]["id"]
+
+
+async def test_an_agent_s_own_seed_counts_over_the_run_s(vllm: SamplingVllm, exact: ExactClient) -> None:
+    seed = CallSeed(5, "run/step-0/group-0/rollout-0", sample=0, occurrence=0)
+    await exact.complete(request(seed=3), None, seed)
+    await exact.complete(request(), None, seed)
+    sent = [body["sampling_params"]["seed"] for path, body in vllm.requests if path == GENERATE]
+    assert sent == [3, seed.after(vllm.generations[1].prompt_token_ids)]

@@ -9,6 +9,7 @@ import pytest
 
 from activities.generation.refit import refit
 from activities.generation.vllm import VllmServer
+from tests.generation.under_way import while_under_way
 from tests.gym.exact.http_endpoint import HttpEndpoint
 from tests.gym.exact.real_vllm import CONTEXT_TOKENS, RealVllm
 from tests.gym.exact.requests import message_of, returned, tokens_of
@@ -197,14 +198,23 @@ async def test_the_window_is_filled_to_its_last_token_and_not_beyond(
 LONG = {"ignore_eos": True, "max_tokens": 900}
 
 
-async def test_a_call_that_meets_a_refit_has_a_span_for_each_version(
-    real_vllm: RealVllm, endpoint: HttpEndpoint, exact: ExactClient
-) -> None:
+@pytest.fixture
+async def server(real_vllm: RealVllm) -> AsyncIterator[VllmServer]:
     async with VllmServer(real_vllm.url, refit_timeout_s=60) as server:
-        call = asyncio.create_task(exact.complete(request(**LONG), None))
-        await real_vllm.until_generating(endpoint)
+        yield server
+
+
+async def test_a_call_that_meets_a_refit_has_a_span_for_each_version(
+    real_vllm: RealVllm, server: VllmServer, endpoint: HttpEndpoint, exact: ExactClient
+) -> None:
+    async def attempt() -> Completion | None:
+        await refit([server], real_vllm.weights, "wait")
+        call = await real_vllm.begun(endpoint, exact.complete(request(**LONG), None))
         await refit([server], real_vllm.weights.model_copy(update={"version": 1}), "keep")
-    completion = await call
+        completion = await call
+        return None if completion.weight_versions == [VersionSpan("policy-0", 0, LONG["max_tokens"])] else completion
+
+    completion = await while_under_way(attempt)
     old, new = completion.weight_versions
     assert (old.version, new.version) == ("policy-0", "policy-1")
     assert (old.start, old.end, new.end) == (0, new.start, len(completion.sampled_token_ids))
@@ -213,15 +223,16 @@ async def test_a_call_that_meets_a_refit_has_a_span_for_each_version(
 
 
 async def test_a_call_that_the_server_aborts_is_a_failure(
-    real_vllm: RealVllm, endpoint: HttpEndpoint, exact: ExactClient
+    real_vllm: RealVllm, server: VllmServer, endpoint: HttpEndpoint, exact: ExactClient
 ) -> None:
-    async with VllmServer(real_vllm.url, refit_timeout_s=60) as server:
-        call = asyncio.create_task(exact.complete(request(**LONG), None))
-        await real_vllm.until_generating(endpoint)
+    async def attempt() -> BaseException | None:
+        call = await real_vllm.begun(endpoint, exact.complete(request(**LONG), None))
         await server.pause("abort")
         await server.resume()
-    with pytest.raises(GenerationAborted):
-        await call
+        (outcome,) = await asyncio.gather(call, return_exceptions=True)
+        return outcome if isinstance(outcome, BaseException) else None  # it was answered: all tokens were there
+
+    assert isinstance(await while_under_way(attempt), GenerationAborted)
 
 
 async def test_tokens_that_the_model_does_not_have_are_refused(exact: ExactClient) -> None:

@@ -27,16 +27,20 @@ from workers.gym.policy_model.identity import calling_attempt
 from workers.gym.policy_model.recordable import recordable
 from workers.gym.policy_model.recorded import released
 from workers.gym.policy_model.recorder import Recorder
+from workers.gym.policy_model.seeding import CallSeed
 from workers.gym.policy_model.template import Template
 
 
 class LedgerClient:
     """The two methods of NeMo-Gym's vLLM client that a policy model needs."""
 
-    def __init__(self, exact: ExactClient, template: Template, recorder: Recorder) -> None:
+    def __init__(
+        self, exact: ExactClient, template: Template, recorder: Recorder, sampling_seed: int | None = None
+    ) -> None:
         self._exact = exact
         self._template = template
         self._recorder = recorder
+        self._sampling_seed = sampling_seed
 
     async def create_chat_completion(self, **body: Any) -> dict[str, Any]:
         """A chat completion with token ids and log-probabilities."""
@@ -66,7 +70,7 @@ class LedgerClient:
         started_at = datetime.now(UTC)
         try:
             going_on = await continuation(body, caller, self._recorder, self._template)
-            completion = await self._exact.complete(_request(body), going_on.prefix)
+            completion = await self._exact.complete(_request(body), going_on.prefix, self._seed_of(lease))
             response = recordable(body, going_on, completion, started_at)
         except (asyncio.CancelledError, HTTPException):  # the agent hung up, or the ledger did not answer
             self._recorder.release(lease)
@@ -83,6 +87,11 @@ class LedgerClient:
             broken = ContinuityBroken(str(error))
             await self._recorder.fail(lease, broken.failure_class, broken.cause)
             raise answer_of(broken) from error
+
+    def _seed_of(self, lease: CallLease) -> CallSeed | None:
+        if self._sampling_seed is None:
+            return None
+        return CallSeed(self._sampling_seed, lease.rollout_id, lease.sample, lease.occurrence)
 
 
 def answer_of(error: ModelCallFailed) -> Exception:

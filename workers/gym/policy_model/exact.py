@@ -19,6 +19,7 @@ from workers.gym.policy_model.errors import (
     NoGeneration,
     UnknownWeightVersion,
 )
+from workers.gym.policy_model.seeding import CallSeed, seeded, with_seeded_ids
 from workers.gym.policy_model.template import Template
 
 Body = dict[str, Any]
@@ -55,8 +56,9 @@ class ExactClient:
         self._end_of_turn = template.end_of_turn
         self._deltas = Deltas(endpoint, template.end_of_turn, template.heads)
 
-    async def complete(self, body: Body, prefix: Sequence[int] | None) -> Completion:
+    async def complete(self, body: Body, prefix: Sequence[int] | None, seed: CallSeed | None = None) -> Completion:
         """Generate. `prefix` is the parent's prompt and sampled tokens; without one the whole prompt is rendered.
+        `seed` is what the call is sampled with, unless the request says so itself.
 
         Raises a `ModelCallFailed` when there is no answer that may be recorded.
         """
@@ -65,12 +67,14 @@ class ExactClient:
         request = repairs.without_grammar(body) | {"logprobs": True, "top_logprobs": 0}
         rendered = await self._rendered(request, prefix)
         repairs.refuse_unfaithful(rendered)
-        generated = await self._endpoint.post(GENERATE, rendered | {"return_token_ids": True, "stream": False})
+        number = None if seed is None else seed.of(rendered)
+        asked = seeded(rendered, number) | {"return_token_ids": True, "stream": False}
+        generated = await self._endpoint.post(GENERATE, asked)
         choice = generated["choices"][0]
         log_probs = _checked(rendered["token_ids"], generated, choice)
         message = await self._message(request, generated, choice)
         message = repairs.without_stop_string(message, choice.get("stop_reason"), body)
-        message = repairs.one_call(repairs.with_call_ids(message), body)
+        message = with_seeded_ids(repairs.one_call(repairs.with_call_ids(message), body), number)
         return _completion(body, generated, choice, message, log_probs)
 
     async def measure(self, body: Body, prefix: Sequence[int] | None) -> list[int]:

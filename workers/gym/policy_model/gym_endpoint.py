@@ -1,8 +1,12 @@
-"""NeMo-Gym's HTTP client of a vLLM server, as an endpoint of the exact-token route."""
+"""NeMo-Gym's HTTP client of a vLLM server, as an endpoint of the exact-token route.
+
+A request fails when its endpoint is quarantined meanwhile: a server that is paused, or hangs, never answers.
+"""
 
 # pyright: reportMissingImports=false
 # (runs in the NeMo-Gym environment; type checks run in Onbelay's)
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -13,10 +17,12 @@ from workers.gym.policy_model.errors import ContinuityBroken, GenerationUnavaila
 
 
 class GymEndpoint:
-    """Keeps NeMo-Gym's headers, retries of 5xx answers and bound on connection attempts."""
+    """Keeps NeMo-Gym's headers, retries of 5xx answers and bound on connection attempts. `away` is set while the
+    endpoint is in quarantine; None: it never is."""
 
-    def __init__(self, client: NeMoGymAsyncOpenAI) -> None:
+    def __init__(self, client: NeMoGymAsyncOpenAI, away: asyncio.Event | None = None) -> None:
         self._client = client
+        self._away = away
         self._root = client.base_url.removesuffix("/v1")
 
     async def get(self, path: str) -> dict[str, Any]:
@@ -28,6 +34,21 @@ class GymEndpoint:
         return await self._request("POST", path, json=body)
 
     async def _request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        if self._away is None:
+            return await self._asked(method, path, **options)
+        asking = asyncio.create_task(self._asked(method, path, **options))
+        leaving = asyncio.create_task(self._away.wait())
+        try:
+            await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+            raise GenerationUnavailable(f"vLLM at {self._root} is in quarantine ({path}): it missed a refit")
+        finally:
+            asking.cancel()
+            leaving.cancel()
+            await asyncio.gather(asking, leaving, return_exceptions=True)
+
+    async def _asked(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
             response = await self._client._request(method=method, url=self._root + path, **options)
             content = await response.read()
