@@ -6,11 +6,11 @@ The folder holds a model in Hugging Face format; the digest covers its safetenso
 import hashlib
 from pathlib import Path
 
+from activities.files import file_digest
 from activities.generation.errors import WeightsMissing
 from workflows.messages import WeightsRef
 
 INDEX_NAME = "model.safetensors.index.json"
-_CHUNK_BYTES = 2**22
 
 
 def weights_label(version: int) -> str:
@@ -22,7 +22,7 @@ def weights_digest(folder: Path) -> str:
     """sha256 over (name, sha256) of every weight file, in order of names; `WeightsMissing` when there is none."""
     try:
         files = sorted(path for path in folder.iterdir() if path.suffix == ".safetensors" or path.name == INDEX_NAME)
-        lines = [f"{path.name} {_file_digest(path)}\n" for path in files]
+        lines = [f"{path.name} {file_digest(path)}\n" for path in files]
     except OSError as error:
         raise WeightsMissing(f"The weights folder {folder} cannot be read: {error.strerror}.") from error
     if not lines:
@@ -38,11 +38,3 @@ def verify_weights(weights: WeightsRef) -> None:
             f"The weights of {weights_label(weights.version)} in {weights.path} have digest {found[:12]}, "
             f"their record says {weights.digest[:12]}. Delete the folder to have them exported again."
         )
-
-
-def _file_digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

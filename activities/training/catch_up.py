@@ -39,7 +39,7 @@ class CatchUp:
     async def reach(self, job: Job, version: int, route: Route) -> int:
         """Bring the engine to `version`; the number of steps applied again. A checkpoint that the engine refuses is
         passed over."""
-        usable = await self._checkpoints.usable(job.run_id)
+        usable = await self._checkpoints.usable(job.run_id) if isinstance(route.start, LoadCheckpoint) else {}
         while isinstance(route.start, LoadCheckpoint):
             saved = route.start.version
             try:

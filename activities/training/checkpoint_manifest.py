@@ -3,18 +3,17 @@
 A folder without a manifest, or with one that does not fit its files, is no checkpoint. Pure: no torch here.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from activities.files import file_digest
 from activities.training.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
-_CHUNK_BYTES = 2**22
 _ELSE = "Delete the folder and choose an older checkpoint; without one, training starts again from the model itself."
 
 
@@ -95,25 +94,7 @@ def verify_files(folder: Path, files: Iterable[FileRecord], *, digests: bool) ->
             raise CheckpointError(f"{path} has sha256 {digest[:12]}; {MANIFEST} says {file.sha256[:12]}. {_ELSE}")
 
 
-def is_complete(folder: Path) -> bool:
-    """Whether `folder` holds a checkpoint, by its manifest and the sizes of its files. Reads no file's content."""
-    try:
-        verify(folder, digests=False)
-    except CheckpointError:
-        return False
-    return True
-
-
 def file_record(folder: Path, name: str) -> FileRecord:
     """Size and sha256 of a file that was written."""
     path = folder / name
     return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=file_digest(path))
-
-
-def file_digest(path: Path) -> str:
-    """sha256 of a file, in hex; the file is never in memory as a whole."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -8,7 +8,7 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 PointName = Literal[
     "before the batch is loaded",
@@ -19,15 +19,7 @@ PointName = Literal[
     "while weights are exported",
     "during the refit",
 ]
-POINTS: tuple[PointName, ...] = (
-    "before the batch is loaded",
-    "in a micro-batch",
-    "before the step is recorded",
-    "after the step is recorded",
-    "while a checkpoint is saved",
-    "while weights are exported",
-    "during the refit",
-)
+POINTS: tuple[PointName, ...] = get_args(PointName)
 STEPS, KILLED_STEP = 6, 3
 AIM, MARK = "aim.json", "struck.json"
 

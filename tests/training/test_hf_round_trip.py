@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from activities.training.checkpoint_manifest import file_digest
+from activities.files import file_digest
 from tests.training.layouts import carry_out, job, prepare, results
 from tests.training.run_steps import Action, Job, Order, export, logits
 from tests.training.samples import (

@@ -96,9 +96,6 @@ class Engine:
             dtype = model_dtype(self._training)
             writer = FolderWriter(folder, policy.source, dtype) if self.rank == 0 else None
             export_weights(policy.model, policy.shape, writer)
-            if writer is not None:
-                writer.finish()
-            dist.barrier()
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint (weights, optimizer, version): temporary folder, then rename."""

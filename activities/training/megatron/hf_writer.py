@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from activities.training.checkpoint_manifest import file_digest
+from activities.files import file_digest
 from activities.training.megatron.hf_reader import INDEX
 from activities.training.megatron.shape import read_config
 from activities.training.staged_folder import StagedFolder, sync
@@ -33,7 +33,6 @@ class FolderWriter:
         self._pending_size_bytes = 0
         self._shards: list[tuple[str, ...]] = []
         self._total_size_bytes = 0
-        self._finished = False
 
     @property
     def pending_size_bytes(self) -> int:
@@ -52,14 +51,12 @@ class FolderWriter:
             self._flush()
 
     def finish(self) -> None:
-        """Write config and companion files, and put the folder in its place. A second call does nothing.
+        """Write config and companion files, and put the folder in its place.
 
         A folder that holds the same files already is kept as it is, since a server may be reading it. One that differs
         is exchanged: a server that has its files open reads on in the old ones; one that opens them during the exchange
         may see both, and tells by the digest of the version.
         """
-        if self._finished:
-            return
         self._flush()
         path = self._path()
         self._name_shards(path)
@@ -74,7 +71,6 @@ class FolderWriter:
             sync(file)
         assert self._staged is not None
         self._staged.publish(keep=lambda there: _same_files(path, there))
-        self._finished = True
 
     def discard(self) -> None:
         """Give up: remove what was written, unless it is finished."""
