@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from tests.cli.operating import WHY, Operated
+from tests.storage.building import Story, start_run
 from workers.cli.exits import CommandError
 from workers.cli.explain import show
 from workers.cli.explaining import (
@@ -15,6 +16,7 @@ from workers.cli.explaining import (
     Explanation,
     FailureTold,
     ParkedTold,
+    QuarantineTold,
     RolloutTold,
     StallTold,
     StepTold,
@@ -89,8 +91,23 @@ def explanation(**changes: object) -> Explanation:
             EndpointTold(url="http://a:8000", serves="policy-4"),
             EndpointTold(url="http://b:8000", serves=None, problem="no answer within 2 s"),
         ),
+        "quarantines": (
+            quarantine("http://a:8000", since=90, until=75),
+            quarantine("http://b:8000", since=30, until=None),
+        ),
     }
     return Explanation.model_validate(told | changes)
+
+
+def quarantine(url: str, since: int, until: int | None) -> QuarantineTold:
+    """Since and until so many minutes ago."""
+    return QuarantineTold(
+        url=url,
+        version=4,
+        since=NOW - timedelta(minutes=since),
+        until=None if until is None else NOW - timedelta(minutes=until),
+        reason="connection refused",
+    )
 
 
 def printed(told: Explanation) -> str:
@@ -113,6 +130,8 @@ def test_one_screen_says_what_is_awaited_what_is_stuck_and_what_to_type() -> Non
         "HTTP 500: [Errno 28] No space left on device",
         "vLLM http://a:8000 serves policy-4",
         "vLLM http://b:8000 does not answer: no answer within 2 s",
+        "vLLM http://a:8000 was in quarantine for 15 min 0 s; it did not take policy-4: connection refused",
+        "vLLM http://b:8000 is in quarantine, for 30 min 0 s so far; it did not take policy-4: connection refused",
         "and 8 more",
     ):
         assert line in text, text
@@ -181,6 +200,24 @@ async def test_a_run_with_a_parked_group_is_explained(run: Operated) -> None:
     text = await run.ok("run", "explain", run.id)
     assert parked.group_id in text
     assert "Temporal UI: http" in text
+
+
+@pytest.mark.integration
+async def test_quarantines_of_the_run_and_of_its_endpoints_are_told(run: Operated) -> None:
+    ledger, mine = run.session.ledger, str(run.recipe.generation.endpoints[0]).rstrip("/")
+    earlier = Story(ledger, (await start_run(ledger)).run_id)
+    for story, url in (
+        (Story(ledger, run.id), "http://127.0.0.1:1"),
+        (earlier, mine),
+        (earlier, "http://127.0.0.1:2"),
+    ):
+        await ledger.weights.publish(await story.lease(), 0, "weights/0", "digest")
+        await ledger.quarantines.begin(story.run_id, url, 0, "connection refused")
+    assert await ledger.quarantines.release("http://127.0.0.1:1")
+
+    told = Explanation.model_validate(await run.json("run", "explain", run.id))
+
+    assert [(one.url, one.until is None) for one in told.quarantines] == [("http://127.0.0.1:1", False), (mine, True)]
 
 
 @pytest.mark.integration

@@ -8,12 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from workers.cli import exits
-from workers.cli.explaining import Explanation, explain_run
+from workers.cli.explaining import Explanation, QuarantineTold, explain_run
 from workers.cli.options import AsJson, RunArgument, Where
 from workers.cli.session import session
 from workers.cli.tables import new_console, new_table, print_table
 
 SHOWN_ROLLOUTS = 12
+SHOWN_QUARANTINES = 5
 _MOST_CHARS = 200
 
 
@@ -119,6 +120,17 @@ def _rest(told: Explanation, now: datetime) -> Iterator[str]:
             if endpoint.serves
             else (f"vLLM {endpoint.url} does not answer: {_short(endpoint.problem)}")
         )
+    for quarantine in told.quarantines[-SHOWN_QUARANTINES:]:
+        yield (
+            f"vLLM {quarantine.url} {_spell(quarantine, now)}; it did not take policy-{quarantine.version}: "
+            f"{_short(quarantine.reason)}"
+        )
+
+
+def _spell(quarantine: QuarantineTold, now: datetime) -> str:
+    if quarantine.until is not None:
+        return f"was in quarantine for {_ago(quarantine.since, quarantine.until)}"
+    return f"is in quarantine, for {_ago(quarantine.since, now)} so far"
 
 
 def _short(text: str | None) -> str:

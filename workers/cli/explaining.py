@@ -4,7 +4,7 @@ Reading changes nothing. What does not answer is said, and is no error.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
 from pydantic import BaseModel, ConfigDict
@@ -104,6 +104,16 @@ class EndpointTold(Told):
     problem: str | None = None
 
 
+class QuarantineTold(Told):
+    """An endpoint that a refit to `version` went on without; `until` is None while it is in quarantine."""
+
+    url: str
+    version: int
+    since: datetime
+    until: datetime | None
+    reason: str
+
+
 class Explanation(Told):
     """One screen. `advice` are the commands that bring a run on that waits for somebody."""
 
@@ -126,6 +136,7 @@ class Explanation(Told):
     on_dropped_prompt: str
     failures: tuple[FailureTold, ...]
     endpoints: tuple[EndpointTold, ...]
+    quarantines: tuple[QuarantineTold, ...]
 
 
 async def explain_run(session: Session, run_id: str) -> Explanation:
@@ -148,6 +159,7 @@ async def explain_run(session: Session, run_id: str) -> Explanation:
     temporal = await known(session, run_id)
     failure = recipe.failure
     live = run.state in LIVE
+    endpoints = tuple(await asyncio.gather(*map(_endpoint, servers_of(session.recipe.generation))))
     return Explanation(
         run_id=run_id,
         state=run.state,
@@ -177,7 +189,8 @@ async def explain_run(session: Session, run_id: str) -> Explanation:
         prompts_per_step=recipe.grpo.num_prompts_per_step,
         on_dropped_prompt=failure.on_dropped_prompt,
         failures=tuple(failures_by_class(groups)),
-        endpoints=tuple(await asyncio.gather(*map(_endpoint, servers_of(session.recipe.generation)))),
+        endpoints=endpoints,
+        quarantines=tuple(await _quarantines(ledger, run_id, [endpoint.url for endpoint in endpoints])),
     )
 
 
@@ -320,6 +333,22 @@ def commands_of(group: GroupRecord) -> tuple[str, ...]:
         f"onbelay group mask {group.group_id} --all --reason TEXT",
         f"onbelay group drop {group.group_id} --reason TEXT",
     )
+
+
+async def _quarantines(ledger: Ledger, run_id: str, urls: Collection[str]) -> list[QuarantineTold]:
+    """Those that this run began and that are over, then those that are open on its endpoints, whoever began them."""
+    over = [stored for stored in await ledger.quarantines.of_run(run_id) if stored.released_at is not None]
+    still = [stored for stored in await ledger.quarantines.open() if stored.endpoint in urls]
+    return [
+        QuarantineTold(
+            url=stored.endpoint,
+            version=stored.version,
+            since=stored.since,
+            until=stored.released_at,
+            reason=stored.reason,
+        )
+        for stored in (*over, *still)
+    ]
 
 
 async def _endpoint(server: VllmServer) -> EndpointTold:
