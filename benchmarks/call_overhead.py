@@ -9,7 +9,6 @@ all that the ledger adds to a call: claim, find the parent, durable write.
 """
 
 import argparse
-import asyncio
 import json
 import math
 import os
@@ -31,6 +30,7 @@ from pydantic import SecretStr
 from activities.generation.refit import refit
 from activities.generation.vllm import VllmServer
 from activities.generation.weights import weights_digest
+from benchmarks import ending
 from configs.recipe import Recipe
 from configs.storage import StorageConfig
 from storage.blobs import BlobStore
@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("--policy", type=Path, default=Path(".onbelay/demo/policy"), help="folder of the demo's policy")
     arguments = parser.parse_args()
     make_policy(arguments.policy, print)
-    result = asyncio.run(measure(arguments.policy, arguments.calls))
+    result = ending.run(measure(arguments.policy, arguments.calls))
     arguments.json.write_text(json.dumps(result, indent=2) + "\n")
     for name, values in result["milliseconds"].items():
         print(f"{name:14s} p50 {values['p50']:8.2f} ms   p99 {values['p99']:8.2f} ms")

@@ -27,6 +27,7 @@ import httpx
 from activities.generation.refit import refit
 from activities.generation.vllm import PauseMode, VllmServer
 from activities.generation.weights import weights_digest
+from benchmarks import ending
 from benchmarks.larger_policy import write_larger_policy
 from configs.recipe import Recipe
 from workers.stack.child import running
@@ -265,7 +266,7 @@ def main() -> None:
         if policy is None:
             policy = Path(folder) / "policy"
             write_larger_policy(policy)
-        results = asyncio.run(measure(policy.resolve(), arguments.repeats, arguments.streams))
+        results = ending.run(measure(policy.resolve(), arguments.repeats, arguments.streams))
     arguments.json.write_text(json.dumps(results, indent=2) + "\n")
     print(f"{arguments.streams} streams, medians of {arguments.repeats} refits, milliseconds:")
     print(table(results))

@@ -23,6 +23,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.training.batch import TrainingBatch
+from benchmarks import ending
 from benchmarks.fault_proxy import Fault
 from benchmarks.gym_stack import GymStack, gym_stack
 from storage.records import AttemptCall, CallPosition, GeneratedResponse
@@ -243,4 +244,4 @@ if __name__ == "__main__":
     parser.add_argument("--json", type=Path, help="write the numbers here")
     parser.add_argument("--turns", type=int, default=10, help="die in each of the calls 1 to this one")
     arguments = parser.parse_args()
-    sys.exit(asyncio.run(main(arguments.json, arguments.turns)))
+    sys.exit(ending.run(main(arguments.json, arguments.turns)))

@@ -11,7 +11,6 @@ when anything differs, when a step is in the weights twice or not at all, or whe
 """
 
 import argparse
-import asyncio
 import json
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks import ending
 from benchmarks.exactly_once import report
 from benchmarks.exactly_once.points import POINTS, PointName
 from benchmarks.exactly_once.runs import RunOutcome, run_once
@@ -66,4 +66,4 @@ def asked() -> tuple[list[PointName], int, Path | None]:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(*asked())))
+    sys.exit(ending.run(main(*asked())))

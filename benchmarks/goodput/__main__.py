@@ -12,7 +12,6 @@ token or loses a group at a rate of up to 5 %, or when a ledger breaks an invari
 """
 
 import argparse
-import asyncio
 import json
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks import ending
 from benchmarks.goodput import report
 from benchmarks.goodput.policies import ONBELAY, POLICIES, Policy
 from benchmarks.goodput.run import GoodputRun, RunCounts
@@ -97,4 +97,4 @@ def asked() -> tuple[Settings, Path | None]:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(main(*asked())))
+    sys.exit(ending.run(main(*asked())))
