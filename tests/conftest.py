@@ -2,23 +2,25 @@
 
 import os
 import tempfile
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
 
-import asyncpg
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from pydantic import SecretStr
 
+from configs.storage import StorageConfig
+from storage.migrate import migrate
+from tests.databases import new_database
 from workers.stack.child import running
 from workers.stack.ports import distinct_free_ports, free_port
 from workers.stack.postgres import EmbeddedPostgres
 from workers.stack.temporal import EmbeddedTemporal
 
 # A busy machine is no failure: examples have no deadline of their own, tests have one.
-settings.register_profile("onbelay", deadline=None)
+settings.register_profile("onbelay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("onbelay")
 
 
@@ -45,14 +47,23 @@ async def postgres_dsn() -> AsyncIterator[str]:
 @pytest.fixture
 async def database_dsn(postgres_dsn: str) -> AsyncIterator[str]:
     """Address of an empty database that is dropped after the test."""
-    name = f"test_{uuid.uuid4().hex}"
-    administration = await asyncpg.connect(postgres_dsn)
-    try:
-        await administration.execute(f'create database "{name}"')
-        yield f"{postgres_dsn.rsplit('/', 1)[0]}/{name}"
-        await administration.execute(f'drop database "{name}" with (force)')
-    finally:
-        await administration.close()
+    async with new_database(postgres_dsn) as dsn:
+        yield dsn
+
+
+@pytest.fixture(scope="session")
+async def template_dsn(postgres_dsn: str) -> AsyncIterator[str]:
+    """Address of a migrated database that nobody writes to: a copy takes a tenth of the time of a migration."""
+    async with new_database(postgres_dsn) as dsn:
+        await migrate(StorageConfig(dsn=SecretStr(dsn)))
+        yield dsn
+
+
+@pytest.fixture
+async def migrated_dsn(postgres_dsn: str, template_dsn: str) -> AsyncIterator[str]:
+    """Address of a ledger without rows that is dropped after the test."""
+    async with new_database(postgres_dsn, template_dsn) as dsn:
+        yield dsn
 
 
 @pytest.fixture(scope="session")

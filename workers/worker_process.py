@@ -35,6 +35,7 @@ PATIENCE_S = 120.0
 GRACE_S = 30.0
 CANCEL_TIMEOUT_S = 8.0  # for what a cancelled activity still writes
 RETRY_PAUSE_S = 1.0
+HEARTBEAT_THROTTLE_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def new_worker(
         client,
         task_queue=task_queue,
         graceful_shutdown_timeout=timedelta(seconds=grace_s),
-        max_heartbeat_throttle_interval=timedelta(seconds=5),
+        max_heartbeat_throttle_interval=timedelta(seconds=HEARTBEAT_THROTTLE_S),
         interceptors=[ActivityDeadlines(boundary)],
         **options,
     )

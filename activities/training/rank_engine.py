@@ -11,8 +11,11 @@ import traceback
 from activities.training.batch import BadBatch, TrainingBatch
 from activities.training.commands import Command, Export, Load, Outcome, Save, Settings, Stop, Train
 from activities.training.errors import TrainingError
-from activities.training.megatron.engine import Engine
+from activities.training.lean_import import lean_import
 from activities.training.watch import StepCancelled, Watch
+
+with lean_import():
+    from activities.training.megatron.engine import Engine
 
 logger = logging.getLogger(__name__)
 

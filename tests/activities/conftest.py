@@ -1,11 +1,9 @@
 """A run in a real ledger, an agent on a real socket, a model server that records, a vLLM server without a model."""
 
 import json
-import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import asyncpg
 import pytest
 from pydantic import SecretStr
 
@@ -13,27 +11,19 @@ from configs.storage import StorageConfig
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.ledger import Ledger
-from storage.migrate import migrate
 from tests.activities.model_server import ModelServer
 from tests.activities.world import World, start_run
+from tests.databases import new_database
 from tests.generation.fake_vllm import FakeVllm, serving
 from tests.rollouts.agent_server import AgentServer
 from tests.rollouts.building import real_answer
 
 
 @pytest.fixture(scope="session")
-async def ledger_dsn(postgres_dsn: str) -> AsyncIterator[str]:
+async def ledger_dsn(postgres_dsn: str, template_dsn: str) -> AsyncIterator[str]:
     """Address of a migrated database for the session."""
-    name = f"activities_{uuid.uuid4().hex}"
-    administration = await asyncpg.connect(postgres_dsn)
-    await administration.execute(f'create database "{name}"')
-    dsn = f"{postgres_dsn.rsplit('/', 1)[0]}/{name}"
-    try:
-        await migrate(StorageConfig(dsn=SecretStr(dsn)))
+    async with new_database(postgres_dsn, template_dsn) as dsn:
         yield dsn
-    finally:
-        await administration.execute(f'drop database "{name}" with (force)')
-        await administration.close()
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ActivityError
 from temporalio.worker import UnsandboxedWorkflowRunner
 
+from workers import activity_deadlines
 from workers.worker_process import new_worker
 from workflows.failures import failure_of
 from workflows.messages import Failure, FindBatch
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 @workflow.defn
 class OneActivity:
-    """Ask for one activity, which has a second."""
+    """Ask for one activity, which has a minute."""
 
     @workflow.run
     async def run(self, name: str) -> Failure | None:
@@ -29,7 +30,7 @@ class OneActivity:
             await workflow.execute_activity(
                 name,
                 FindBatch(run_id="r", step=3),
-                start_to_close_timeout=timedelta(seconds=1),
+                start_to_close_timeout=timedelta(seconds=60),
                 retry_policy=RetryPolicy(maximum_attempts=1),
             )
         except ActivityError as error:
@@ -68,12 +69,21 @@ async def outcome(client: Client, name: str) -> Failure | None:
         return await client.execute_workflow(OneActivity.run, name, id=queue, task_queue=queue)
 
 
-async def test_activity_that_hangs_ends_before_temporal_gives_it_up(client: Client) -> None:
+@pytest.mark.parametrize(("timeout_s", "limit_s"), [(1, 0.9), (50, 45), (3600, 3595)])
+def test_activity_leaves_time_to_say_that_it_was_too_slow(timeout_s: float, limit_s: float) -> None:
+    assert activity_deadlines._limit_s(timedelta(seconds=timeout_s)) == pytest.approx(limit_s)
+
+
+async def test_activity_that_hangs_ends_before_temporal_gives_it_up(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activity_deadlines, "_REPORT_S", 59.5)
+    monkeypatch.setattr(activity_deadlines, "_REPORT_SHARE", 1.0)
     failure = await outcome(client, "hang")
     assert failure is not None
     assert (failure.failure_class, failure.boundary, failure.bucket) == ("DeadlinePassed", "trainer", "infra")
     assert failure.run_id == "r"
-    assert failure.cause == "hang was still at work after 0.9 s"
+    assert failure.cause == "hang was still at work after 0.5 s"
 
 
 async def test_timeout_of_the_activitys_own_stays_its_own(client: Client) -> None:

@@ -18,12 +18,13 @@ from tests.activities.world import World
 from tests.generation.worker_processes import worker_process
 from tests.rollouts.agent_server import silence
 from tests.rollouts.building import answer, item
-from workers.worker_process import new_worker
+from workers.worker_process import GRACE_S, new_worker
 from workflows.messages import GroupInput, GroupResult, RunPolicy, WeightsRef
 from workflows.prompt_group import PromptGroup
 
 pytestmark = pytest.mark.integration
 
+PATIENCE_S = 60.0
 THREE_TURNS = answer(item([1], [2]), item([1, 2, 3], [4]), item([1, 2, 3, 4, 5], [6]))
 
 
@@ -83,7 +84,6 @@ class Site:
 
 @pytest.fixture
 async def site(world: World, temporal_address: str) -> Site:
-    await world.use(rollouts={"heartbeat_timeout_s": 1.0})
     return Site(world, await Client.connect(temporal_address, data_converter=pydantic_data_converter))
 
 
@@ -100,7 +100,7 @@ async def test_rollout_of_a_stopping_worker_is_finished_by_another_and_costs_no_
             running = await start(site, group, group_id)
             exchange = await world.agent.asked(1)
             await until_recorded(site, 2)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await exchange.dropped.wait()
         (handed_over,) = await site.attempts(group_id)
         assert (handed_over.state, handed_over.failure_class, handed_over.bucket) == ("failed", "HandedOver", "infra")
@@ -131,7 +131,7 @@ async def test_rollout_that_ends_within_the_grace_period_is_not_handed_over(site
         worker = site.worker(grace_s=60.0)
         serving = asyncio.create_task(worker.run())
         running = await start(site, group, group_id)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await asked.wait()
         stopping = asyncio.create_task(worker.shutdown())
         answering.set()
@@ -165,7 +165,7 @@ async def test_hand_over_that_the_ledger_does_not_take_is_none_of_the_ledgers_fa
 
 async def test_rollout_that_may_run_once_is_lost_with_its_worker(site: Site) -> None:
     world = site.world
-    await world.use(rollouts={"heartbeat_timeout_s": 1.0, "recovery": {"default": "none"}})
+    await world.use(rollouts={"recovery": {"default": "none"}})
     group, group_id = await site.group()
     world.agent.reply = silence
     async with site.deciding():
@@ -178,7 +178,11 @@ async def test_rollout_that_may_run_once_is_lost_with_its_worker(site: Site) -> 
     assert len(world.agent.exchanges) == 1
 
 
-async def test_attempt_that_its_workflow_cancels_is_no_failure_of_any_class(site: Site) -> None:
+async def test_attempt_that_its_workflow_cancels_is_no_failure_of_any_class(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activities.heartbeat._BEATS_PER_TIMEOUT", 300)  # an activity hears of it when it beats
+    monkeypatch.setattr("workers.worker_process.HEARTBEAT_THROTTLE_S", 0.1)
     world = site.world
     group, group_id = await site.group()
     world.agent.reply = silence
@@ -188,7 +192,7 @@ async def test_attempt_that_its_workflow_cancels_is_no_failure_of_any_class(site
         await running.cancel()
         with pytest.raises(WorkflowFailureError):
             await running.result()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await exchange.dropped.wait()
         (attempt,) = await site.attempts(group_id)
         assert (attempt.state, attempt.failure_class, attempt.bucket) == ("running", None, None)
@@ -218,11 +222,11 @@ async def test_terminated_worker_process_hands_over_after_the_grace_period_of_it
         running = await start(site, group, group_id)
         await until_recorded(site, 2)
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):  # less than the grace period of other workers
+        async with asyncio.timeout(GRACE_S - 1):  # that of other workers
             assert await process.wait() == 0
     assert [attempt.failure_class for attempt in await site.attempts(group_id)] == ["HandedOver"]
     world.agent.reply = world.model.serving(THREE_TURNS)
-    async with worker_process("rollout-worker", world.folder, recipe):
+    async with site.deciding(), site.worker():
         result: GroupResult = await running.result()
     assert (result.state, result.valid) == ("sealed", 1)
     assert (world.model.generated, world.model.replayed) == (3, 2)
@@ -230,6 +234,6 @@ async def test_terminated_worker_process_hands_over_after_the_grace_period_of_it
 
 async def until_recorded(site: Site, calls: int) -> None:
     """Wait until so many calls are recorded."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while site.world.model.generated < calls:
             await asyncio.sleep(0.01)

@@ -10,6 +10,8 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.heartbeat import heartbeats
 
+PATIENCE_S = 60.0
+
 
 class Beats:
     """Counts heartbeats; waits for the n-th."""
@@ -19,7 +21,7 @@ class Beats:
         self._beaten = asyncio.Event()
 
     async def reach(self, count: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while self.count < count:
                 self._beaten.clear()
                 await self._beaten.wait()
@@ -57,7 +59,7 @@ async def test_what_an_activity_says_goes_out_at_once_and_with_every_later_beat(
     async def speaking() -> None:
         async with heartbeats(interval_s=0.01) as beats:
             beats.say("replays 3")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await enough.wait()
 
     environment = ActivityEnvironment()

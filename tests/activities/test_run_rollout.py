@@ -15,6 +15,7 @@ from tests.rollouts.building import answer, item, real_answer
 
 pytestmark = pytest.mark.integration
 
+PATIENCE_S = 60.0
 ONE_TURN = answer(item([1], [2]), reward=9.0)
 
 
@@ -29,7 +30,7 @@ class Gate:
 
     async def played(self, attempt: int) -> None:
         """Wait for the turn of an attempt."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await self._played[attempt].wait()
 
     async def __call__(self, exchange: Exchange) -> None:
@@ -198,7 +199,7 @@ async def test_cancelled_attempt_leaves_the_rollout_to_the_next_one(world: World
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await exchange.dropped.wait()
     assert [attempt.state for attempt in await world.attempts(request)] == ["running"]
     world.agent.reply = world.model.serving(real_answer("simple"))
@@ -250,7 +251,7 @@ async def test_agent_that_accepts_and_never_answers_ends_at_the_deadline_of_a_ro
     await world.use(rollouts={"rollout_timeout_s": 0.3, "heartbeat_timeout_s": 0.3})
     request = world.rollout(await world.open_group())
     world.agent.reply = silence
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         failure, _ = await failing(world.rollouts.run_rollout, request)
     assert (failure.failure_class, failure.bucket) == ("RolloutTimeout", "infra")
     assert "within 0.3 s" in failure.cause

@@ -16,6 +16,8 @@ from workers.worker_process import new_worker, stop_all
 
 pytestmark = pytest.mark.integration
 
+PATIENCE_S = 60.0
+
 
 @workflow.defn
 class OneStubborn:
@@ -34,6 +36,7 @@ class Stubborn:
     def __init__(self) -> None:
         self.begun = asyncio.Event()
         self.let_go = asyncio.Event()
+        self.told = asyncio.Event()
         self.cancelled = 0
 
     @activity.defn
@@ -44,13 +47,14 @@ class Stubborn:
                 await self.let_go.wait()
             except asyncio.CancelledError:
                 self.cancelled += 1
+                self.told.set()
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 0.3])
 async def test_activity_that_does_not_even_end_when_cancelled_does_not_hold_the_process(
     temporal_address: str, monkeypatch: pytest.MonkeyPatch, grace_s: float
 ) -> None:
-    monkeypatch.setattr(worker_process, "CANCEL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(worker_process, "CANCEL_TIMEOUT_S", 0.3)
     client = await Client.connect(temporal_address, data_converter=pydantic_data_converter)
     queue, one = f"stopping-{uuid.uuid4().hex}", Stubborn()
     worker = new_worker(
@@ -63,10 +67,12 @@ async def test_activity_that_does_not_even_end_when_cancelled_does_not_hold_the_
     )
     serving = asyncio.create_task(worker.run())
     running = await client.start_workflow(OneStubborn.run, id=queue, task_queue=queue)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await one.begun.wait()
     with pytest.raises(TimeoutError):
         await stop_all("worker", [worker])
+    async with asyncio.timeout(PATIENCE_S):
+        await one.told.wait()
     assert one.cancelled == 1
     one.let_go.set()
     await serving

@@ -12,7 +12,6 @@ from temporalio.service import RPCError
 
 from configs.load import load_recipe, override_recipe
 from configs.recipe import Recipe
-from storage.migrate import migrate
 from tests.cli.operating import Operated, operated
 from workers.cli.session import Session, session_of
 from workers.cli.starting import start_run
@@ -21,7 +20,7 @@ ROW = {"responses_create_params": {"input": "open the safe"}, "agent_ref": {"nam
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, database_dsn: str, temporal_address: str) -> Recipe:
+def recipe(tmp_path: Path, migrated_dsn: str, temporal_address: str) -> Recipe:
     """The demo's recipe with every address given, on files that are just good enough to start a run."""
     model = tmp_path / "model"
     model.mkdir()
@@ -35,7 +34,7 @@ def recipe(tmp_path: Path, database_dsn: str, temporal_address: str) -> Recipe:
             f"run.model={model}",
             f"run.dataset={tmp_path / 'train.jsonl'}",
             f"run.validation_dataset={tmp_path / 'validation.jsonl'}",
-            f"storage.dsn={database_dsn}",
+            f"storage.dsn={migrated_dsn}",
             f"temporal.address={temporal_address}",
             f"storage.blobs_url={tmp_path / 'blobs'}",
             f"temporal.task_queue={tmp_path.name}",
@@ -51,7 +50,6 @@ def recipe(tmp_path: Path, database_dsn: str, temporal_address: str) -> Recipe:
 
 @pytest.fixture
 async def session(recipe: Recipe) -> AsyncIterator[Session]:
-    await migrate(recipe.storage)
     async with session_of(recipe) as opened:
         yield opened
 

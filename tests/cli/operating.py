@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from temporalio import activity
-from temporalio.client import WorkflowHandle
+from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 from typer.testing import CliRunner, Result
@@ -27,12 +27,14 @@ from tests.storage.building import generated, selecting
 from workers.cli.main import app
 from workers.cli.session import Session
 from workers.cli.starting import policy_of
+from workers.cli.temporal_runs import is_open
 from workers.rollout_worker import WORKFLOWS, deciding_activities
 from workflows.messages import Failure, GroupInput, RolloutResult, RunRollout, StepInput, WeightsRef
 from workflows.prompt_group import PromptGroup
+from workflows.search_attributes import GROUP_STATE
 from workflows.training_step import TrainingStep
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 ROLLOUTS = 3
 _Seen = TypeVar("_Seen")
 WHY = ("--reason", "the sandbox was full", "--actor", "ada")
@@ -96,7 +98,7 @@ class Operated:
     async def refused(self, *arguments: str) -> str:
         """A command that must be refused; what it says."""
         result = await self.onbelay(*arguments)
-        assert (result.exit_code, "Traceback" in result.output) == (1, False), result.output
+        assert (result.exit_code, type(result.exception)) == (1, SystemExit), result.output
         return result.output
 
     async def json(self, *arguments: str) -> Any:
@@ -147,14 +149,29 @@ class Operated:
         return WeightsRef(version=0, path="/weights/policy-0", digest="d" * 64)
 
     async def group(self, state: str, slot: int = 0) -> GroupRecord:
-        """A group of step 0, once it is in a state."""
+        """A group of step 0, once it is in a state, and its workflow takes requests as such, or is closed."""
         group_id = f"{self.id}/step-0/group-{slot}"
 
         async def there() -> GroupRecord | None:
             groups = await self.session.ledger.groups.list(self.id, step=0, purpose="train")
-            return next((group for group in groups if group.group_id == group_id and group.state == state), None)
+            found = next((group for group in groups if group.group_id == group_id and group.state == state), None)
+            return found if found is not None and await self._stands(group_id, parked=state == "parked") else None
 
         return await until(there)
+
+    async def _stands(self, group_id: str, *, parked: bool) -> bool:
+        description = await self.session.client.get_workflow_handle(group_id).describe()
+        if parked:
+            return description.typed_search_attributes.get(GROUP_STATE) == "parked"
+        return description.status != WorkflowExecutionStatus.RUNNING
+
+    async def closed(self) -> None:
+        """Wait until Temporal runs the run no more."""
+
+        async def seen() -> bool | None:
+            return None if await is_open(self.session, self.id) else True
+
+        await until(seen)
 
     async def audit(self) -> list[tuple[str, str, str]]:
         """Verb, outcome and actor of every request so far."""

@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from tests.cli.operating import WHY, Operated
+from tests.cli.operating import WHY, Operated, until
 from workers.cli.main import app
 
 pytestmark = pytest.mark.integration
@@ -84,10 +84,10 @@ async def test_two_operators_who_drop_the_same_group_both_succeed(run: Operated)
     group_id = (await run.group("parked")).group_id
 
     first = await run.json("group", "drop", group_id, *WHY)
+    dropped = await run.group("dropped")
     second = await run.json("group", "drop", group_id, "--reason", "me too", "--actor", "bob")
 
     assert (first["changed"], second["changed"]) == (True, False)
-    dropped = await run.group("dropped")
     assert (dropped.bucket, "ada" in (dropped.reason or "")) == (None, True)
     assert await run.audit() == [("drop", "done", "ada"), ("drop", "unchanged", "bob")]
 
@@ -98,6 +98,11 @@ async def test_a_dropped_group_is_taken_up_again_by_its_open_step(run: Operated)
     dropped = await run.group("dropped", slot=1)
     run.broken = set()
 
+    async def known_to_step() -> bool | None:
+        would = await run.onbelay("group", "retry", dropped.group_id, *WHY, "--dry-run")
+        return True if would.exit_code == 0 else None
+
+    await until(known_to_step)
     await run.ok("group", "retry", dropped.group_id, *WHY)
 
     await run.group("sealed", slot=1)

@@ -79,9 +79,8 @@ async def test_a_group_that_has_not_ended_is_not_replayed(run: Operated) -> None
 async def test_a_replay_waits_for_another_run_on_the_task_queue(run: Operated) -> None:
     original = await closed_group(run)
     await run.ok("run", "stop", run.id, "--now", *WHY)
-    await run.session.client.get_workflow_handle(run.id).terminate()
+    await run.closed()
     second = dataclasses.replace(run.session, recipe=override_recipe(run.recipe, [f"run.id={run.id}-2"]))
-    await run.session.ledger.runs.set_state(run.id, "stopped")
     await start_run(second, "demo")
 
     said = await run.refused("group", "replay", original.group_id, *WHY)

@@ -1,6 +1,7 @@
 """One embedded stack for all end-to-end tests: the demo brings it up, the others use and kill it.
 
-Their policy is made beside the tests that come first, which leaves a core to them and saves two minutes.
+They come last, because the stack stays up until all tests have ended. Their policy is made beside the tests that come
+first, which leaves a core to them and saves two minutes.
 """
 
 import asyncio
@@ -22,10 +23,18 @@ POLICY_TIMEOUT_S = 900.0
 _making = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move the end-to-end tests behind all others."""
+    items.sort(key=_is_end_to_end)
+
+
+def _is_end_to_end(item: pytest.Item) -> bool:
+    return Path(__file__).parent in item.path.parents
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Begin to make the policy if an end-to-end test is going to run."""
-    here = Path(__file__).parent
-    if not session.config.option.collectonly and any(here in item.path.parents for item in session.items):
+    if not session.config.option.collectonly and any(map(_is_end_to_end, session.items)):
         session.config.stash[_making] = subprocess.Popen([sys.executable, "-c", MAKE_POLICY], cwd=ROOT)
 
 

@@ -18,7 +18,7 @@ async def test_demo_trains_three_steps_on_valid_rollouts_and_its_accounts_add_up
     summary_file, plot = tmp_path / "summary.json", tmp_path / "reward.png"
     files = ("--json", str(summary_file), "--plot", str(plot))
 
-    output = await stack.ok("demo", "--keep", *files, *POLICY, *FREE_PORTS, *stack.folders)
+    output = await stack.ok("demo", "--keep", *files, *POLICY, *FREE_PORTS, *stack.folders, "grpo.max_val_samples=4")
 
     summary = json.loads(summary_file.read_text())
     assert json.dumps(summary, indent=2) in output

@@ -25,7 +25,7 @@ from workers.gym.global_config import TOKEN_CAPTURE
 
 AGENT = "responses_api_agents.simple_agent.app"
 ENVIRONMENT = "tests.failures.environment"
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 
 
 @contextmanager
@@ -57,12 +57,17 @@ class Apart:
             cwd=folder,
         )
 
+    @property
+    def lives(self) -> bool:
+        """Whether it runs, or is suspended."""
+        return self.process.poll() is None
+
     async def ready(self) -> "Apart":
         """Wait until it answers."""
         deadline = time.monotonic() + START_TIMEOUT_S
         async with httpx.AsyncClient() as client:
             while time.monotonic() < deadline:
-                assert self.process.poll() is None, Path(self._log.name).read_text()
+                assert self.lives, Path(self._log.name).read_text()
                 try:
                     await client.get(f"{self.url}/health")
                 except httpx.TransportError:

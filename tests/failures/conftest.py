@@ -1,12 +1,9 @@
 """Everything real but the model: PostgreSQL, Temporal, workers, and a process of NeMo-Gym agents and environments."""
 
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import asyncpg
 import pytest
-from pydantic import SecretStr
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Worker
@@ -20,7 +17,7 @@ from configs.storage import StorageConfig
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.ledger import Ledger
-from storage.migrate import migrate
+from tests.databases import new_database
 from tests.failures.gym_process import GymProcess
 from tests.failures.policy_server import Episode, PolicyServer
 from tests.failures.world import QUEUE, WatchedAgents, World
@@ -30,18 +27,12 @@ from workflows.prompt_group import PromptGroup
 
 
 @pytest.fixture(scope="session")
-async def storage(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Any]]:
+async def storage(
+    postgres_dsn: str, template_dsn: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[dict[str, Any]]:
     """The `storage` section of all processes: one migrated database, one blob store."""
-    name = f"failures_{uuid.uuid4().hex}"
-    administration = await asyncpg.connect(postgres_dsn)
-    await administration.execute(f'create database "{name}"')
-    try:
-        dsn = f"{postgres_dsn.rsplit('/', 1)[0]}/{name}"
-        await migrate(StorageConfig(dsn=SecretStr(dsn)))
-        yield {"dsn": dsn, "blobs_url": str(tmp_path_factory.mktemp("blobs")), "record_timeout_s": 3.0}
-        await administration.execute(f'drop database "{name}" with (force)')
-    finally:
-        await administration.close()
+    async with new_database(postgres_dsn, template_dsn) as dsn:
+        yield {"dsn": dsn, "blobs_url": str(tmp_path_factory.mktemp("blobs")), "record_timeout_s": 60.0}
 
 
 @pytest.fixture(scope="session")
@@ -65,10 +56,9 @@ async def gym(
     vllm: PolicyServer, unrecorded: StubModel, storage: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[GymProcess]:
     """The Gym process that all tests share."""
-    process = GymProcess(tmp_path_factory.mktemp("gym"), vllm.url, unrecorded.url, storage)
-    await process.start()
-    yield process
-    await process.kill()
+    with GymProcess(tmp_path_factory.mktemp("gym"), vllm.url, unrecorded.url, storage) as process:
+        await process.start()
+        yield process
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +66,11 @@ async def other_gym(
     vllm: PolicyServer, unrecorded: StubModel, storage: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[GymProcess]:
     """A second Gym process, for one module."""
-    process = GymProcess(tmp_path_factory.mktemp("other_gym"), vllm.url, unrecorded.url, storage)
-    await process.start()
-    yield process
-    await process.kill()
+    only = ("policy_model", "compacting_model", "environment", "simple", "compacting")
+    folder = tmp_path_factory.mktemp("other_gym")
+    with GymProcess(folder, vllm.url, unrecorded.url, storage, only) as process:
+        await process.start()
+        yield process
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import asyncio
 from typing import Any, Literal
 
 from fastapi import FastAPI, HTTPException, Request, Response
+from nemo_gym import openai_utils
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig,
     BaseSeedSessionRequest,
@@ -23,6 +24,9 @@ from nemo_gym.base_resources_server import (
 from pydantic import ConfigDict, Field, PrivateAttr
 
 from workers.gym.sessions import Sessions
+
+RETRY_PAUSE_S = 0.02
+openai_utils.sleep = lambda _: asyncio.sleep(RETRY_PAUSE_S)  # of the client that asks vLLM again
 
 TOKEN_FIELDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
 

@@ -8,8 +8,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.failures.policy_server import PolicyServer
-from tests.gym.sampling_vllm import PATIENCE_S, Drop
+from tests.failures.policy_server import PATIENCE_S, PolicyServer
+from tests.gym.sampling_vllm import Drop
 from tests.gym.stub_model import Message, Reply
 
 MOST_TURNS = 4

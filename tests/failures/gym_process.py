@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import Collection
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,8 @@ from workers.stack.ports import free_ports
 
 COMPACTION = {"type": "recency", "config": {"reasoning": {"enabled": True, "keep_last_blocks": 1}}}
 UNLIMITED, RESCUED, REFUSED = 100_000, 800, 600  # tokens of a prompt at the context guard
-EPISODE_TIMEOUT_S = 4.0  # of the hurried environment server
-DEADLINE_S = 60.0
+EPISODE_TIMEOUT_S = 2.0  # of the hurried environment server
+DEADLINE_S = 180.0
 
 
 def servers(unrecorded_url: str) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def _agent(implementation: str, model: str, **config: Any) -> dict[str, Any]:
 def _episodes(**config: Any) -> dict[str, Any]:
     return _server(
         "environment_servers",
-        "single_agent_turn",
+        "tests.failures.episodes",
         resources_server={"type": "resources_servers", "name": "environment"},
         agent_server={"type": "responses_api_agents", "name": "simple"},
         resources_tool_transports=["direct_http"],
@@ -73,6 +75,22 @@ def _history(actions_per_chunk: int, max_total_tokens: int = UNLIMITED) -> dict[
     }
 
 
+def _reserved(count: int) -> tuple[int, ExitStack]:
+    """The first of consecutive ports that nobody else is given until the stack is closed, also while no server listens
+    there; NeMo-Gym's may."""
+    while True:
+        first = free_ports(count)
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    bound = stack.enter_context(socket.socket())
+                    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    bound.bind((HOST, port))
+            except OSError:
+                continue
+            return first, stack.pop_all()
+
+
 class GymProcess:
     """`urls` are the addresses of its servers, by name; `environments` those of its environment servers. `only` these
     are served, if they are named; `sections` are more of its recipe."""
@@ -87,7 +105,7 @@ class GymProcess:
         **sections: dict[str, Any],
     ) -> None:
         configured = {name: one for name, one in servers(unrecorded_url).items() if only is None or name in only}
-        port = free_ports(len(configured))
+        port, self._ports = _reserved(len(configured))
         recipe = {
             "run": {"model": "unused", "dataset": "unused"},
             "gym": {"port": port, "servers": configured},
@@ -95,7 +113,7 @@ class GymProcess:
             "storage": storage,
             **sections,
         }
-        self._recipe = folder / "recipe.yaml"
+        self._recipe = folder / "gym.yaml"
         self._recipe.write_text(yaml.safe_dump(recipe, sort_keys=False))
         self.urls = {name: f"http://{HOST}:{port + index}" for index, name in enumerate(configured)}
         self.environments = {name: url for name, url in self.urls.items() if name in ("episodes", "hurried")}
@@ -106,12 +124,18 @@ class GymProcess:
         self._launcher = Launcher(self._recipe)
         await asyncio.to_thread(self._launcher.wait_until_ready)
 
-    async def kill(self) -> None:
+    def kill(self) -> None:
         """SIGKILL, also to a suspended process."""
         if self._launcher is not None:
-            self._launcher.process.kill()
-            await asyncio.to_thread(self._launcher.process.wait)
+            self._launcher.kill()
             self._launcher = None
+
+    def __enter__(self) -> "GymProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._ports.close()
 
     def suspend(self) -> None:
         """SIGSTOP: its sockets stay open, nothing in it moves."""

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.gym.byte_language import decode
-from tests.gym.sampling_vllm import GENERATE, PATIENCE_S, Gone, Refuse, SamplingVllm
+from tests.gym.sampling_vllm import Gone, Refuse, SamplingVllm
 from tests.gym.stub_model import Message, Policy, Reply
 
 TOOL_TURNS = 4
 CALLS = TOOL_TURNS + 1  # of an undisturbed rollout
 GYM_TRIES = 3  # of one call, where vLLM answers 5xx or 429
+PATIENCE_S = 180.0
 TOO_LONG = "The decoder prompt (length 99999) is longer than the maximum model length of 16384."
 
 Fault = Callable[[], Reply | None]
@@ -108,14 +109,14 @@ class PolicyServer(SamplingVllm):
     """A vLLM server that is fitted with policy weights."""
 
     episode: Episode
-    _distort: Callable[[dict[str, Any]], None] | None = None
+    _answers = threading.local()  # of the thread that makes one
     _digest = "d" * 64
     _loading: str | None = None
     _paused = False
 
     def start_over(self) -> None:
         """An undisturbed policy of version 0."""
-        self.version, self._distort = "policy-0", None
+        self.version = "policy-0"
         self._digest, self._loading, self._paused = "d" * 64, None, False
         self.generations.clear()
         self.episode = Episode()
@@ -126,9 +127,9 @@ class PolicyServer(SamplingVllm):
         """How often the marked conversations were sampled from."""
         return sum(self.episode.marker in decode(one.prompt_token_ids) for one in self.generations)
 
-    def distorts_next(self, distort: Callable[[dict[str, Any]], None]) -> None:
-        """Change the next answer with a sample."""
-        self._distort = distort
+    def distorts(self, distort: Callable[[dict[str, Any]], None]) -> None:
+        """As a part of a fault: change the answer to the call that meets it."""
+        self._answers.distort = distort
 
     def answer(self, method: str, path: str, body: dict[str, Any], gone: Gone) -> dict[str, Any]:
         """One request."""
@@ -149,8 +150,8 @@ class PolicyServer(SamplingVllm):
                 return {}
             case "/init_weight_transfer_engine" | "/start_weight_update" | "/reset_prefix_cache":
                 return {}
+        self._answers.distort = None
         answer = super().answer(method, path, body, gone)
-        if path == GENERATE and self._distort is not None:
-            distort, self._distort = self._distort, None
-            distort(answer)
+        if self._answers.distort is not None:
+            self._answers.distort(answer)
         return answer

@@ -62,7 +62,7 @@ async def test_early_compaction_that_rescues_a_call_stays_a_success(world: World
 
 
 async def test_a_reply_without_tokens_masks_one_rollout(world: World) -> None:
-    world.episode.breaks(0, lambda: world.vllm.distorts_next(_without_tokens), times=1)
+    world.episode.breaks(0, lambda: world.vllm.distorts(_without_tokens), times=1)
     ended = await world.run_group("simple")
     (masked,) = ended.broken
     assert (masked.statuses, masked.calls) == (("500",), ("f",))

@@ -35,19 +35,25 @@ async def test_a_model_that_fails_inside_an_episode_costs_the_call(world: World)
 
 
 async def test_an_episode_that_the_environment_server_gives_up_costs_the_call(world: World) -> None:
+    """On a busy machine more episodes than the one that is held may be given up, and earlier."""
     hold = world.episode.holds(3)
-    group = await world.start_group(await world.new_run("hurried"))
+    patient = {"max_infra_attempts_per_prompt": 1000}
+    group = await world.start_group(await world.new_run("hurried", failure=patient))
     ended = await group.end()
     await group.until_given_back()
     hold.release()
-    (retried,), (sibling,) = ended.broken, ended.sound
-    assert retried.statuses == ("200", "200")
-    assert (retried.ends, retried.calls) == (["EnvironmentFailed infra", "settled"], ("ggg", "rrrgg"))
-    (failed, _) = retried.attempts
-    assert failed.cause == "Episode timed out"
-    assert failed.ended_at is not None
-    assert (failed.ended_at - failed.started_at).total_seconds() < EPISODE_TIMEOUT_S + 10.0
-    assert sibling.calls == (WHOLE,)
+    assert ended.broken
+    for one in ended.rollouts:
+        assert one.record.state == "valid"
+        assert one.ends == ["EnvironmentFailed infra"] * (len(one.attempts) - 1) + ["settled"]
+        assert set(one.statuses) == {"200"}
+        assert "".join(one.calls).count("g") == CALLS  # nothing that is recorded was sampled again
+        for failed in one.attempts[:-1]:
+            recorded = one.sampled(failed.attempt)
+            assert one.sampled(-1)[: len(recorded)] == recorded
+            assert failed.cause == "Episode timed out"
+            assert failed.ended_at is not None
+            assert (failed.ended_at - failed.started_at).total_seconds() >= EPISODE_TIMEOUT_S
     assert ended.counts == ("sealed", 2, 0, 0)
 
 

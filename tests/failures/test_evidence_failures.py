@@ -66,7 +66,7 @@ def another_prompt(answer: Body) -> None:
 async def test_a_response_that_is_not_whole_is_never_recorded(
     world: World, distort: Callable[[Body], None], failure_class: str
 ) -> None:
-    world.episode.breaks(2, lambda: world.vllm.distorts_next(distort), times=1)
+    world.episode.breaks(2, lambda: world.vllm.distorts(distort), times=1)
     retried = replayed(world, await world.run_group("simple"), "500", "AgentFailed infra", wasted=1)
     assert retried.calls[0].endswith("f")
     assert retried.events[0][-1].failure_class == failure_class

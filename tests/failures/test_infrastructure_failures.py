@@ -4,6 +4,7 @@ These are the lines "agent error, timeout, transport error" of NeMo-RL's failure
 "operator cancellation". What a dropped group costs its step and its run is told in tests/workflows.
 """
 
+import asyncio
 from typing import Any
 
 import asyncpg
@@ -11,15 +12,15 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from tests.failures.policy_server import CALLS, refusing
-from tests.failures.world import Ended, Seen, World
-from tests.locks import until_nobody_waits
-from workflows.requests import (
-    RetryGroup,
-)
+from tests.failures.world import DEADLINE_S, Ended, Seen, World
+from workflows.requests import RetryGroup
 
 pytestmark = pytest.mark.integration
 
 WHOLE = "g" * CALLS
+GIVE_UP = """
+SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
 AGENTS = pytest.mark.parametrize("agent", ["simple", "compacting"])
 
 
@@ -67,8 +68,10 @@ async def test_a_connection_to_vllm_that_breaks_is_made_again_within_the_call(wo
 @AGENTS
 async def test_an_agent_that_misses_its_deadline_costs_the_call(world: World, agent: str) -> None:
     hold = world.episode.holds(3)
-    deadline = {"rollout_timeout_s": 3.0, "heartbeat_timeout_s": 3.0}
-    group = await world.start_group(await world.new_run(agent, rollouts=deadline))
+    group = await world.start_group(await world.new_run(agent))
+    await hold.reached()
+    await group.until(lambda rollouts: any(one.state == "valid" for one in rollouts))  # the sibling is done
+    await world.agents.hurry(0.2)
     retried = replayed(world, await group.end(), "RolloutTimeout", "RolloutTimeout infra")
     await group.until_given_back()
     hold.release()
@@ -77,11 +80,11 @@ async def test_an_agent_that_misses_its_deadline_costs_the_call(world: World, ag
 
 async def test_a_gym_process_that_is_killed_costs_the_call(world: World) -> None:
     hold = world.episode.holds(3)
-    patient = {"max_infra_attempts_per_prompt": 60, "backoff_base_s": 0.5, "max_backoff_s": 1.0}
+    patient = {"max_infra_attempts_per_prompt": 1000, "max_backoff_s": 0.5}
     group = await world.start_group(await world.new_run("compacting", failure=patient))
     await hold.reached()
     await group.until(lambda rollouts: any(one.state == "valid" for one in rollouts))  # the sibling is done
-    await world.gym.kill()
+    world.gym.kill()
     await world.gym.start()
     hold.release()
     ended = await group.end()
@@ -102,9 +105,10 @@ async def test_a_verifier_that_fails_costs_no_model_call(world: World, agent: st
     assert [calls.replace("m", "") for calls in retried.calls] == [WHOLE, "r" * CALLS]
 
 
-async def test_a_ledger_that_does_not_answer_in_time_keeps_the_response_from_the_agent(
+async def test_a_ledger_that_gives_a_write_up_keeps_the_response_from_the_agent(
     world: World, storage: dict[str, Any]
 ) -> None:
+    """PostgreSQL does so when `storage.statement_timeout_s` is over; here it is told to."""
     hold = world.episode.holds(3, unanswered=False)
     group = await world.start_group(await world.new_run("simple"))
     await hold.reached()
@@ -113,8 +117,11 @@ async def test_a_ledger_that_does_not_answer_in_time_keeps_the_response_from_the
     async with administration.transaction():
         await administration.execute("lock table model_calls in exclusive mode")
         hold.release()
-        await group.until(lambda rollouts: any(one.attempts[0].state == "failed" for one in rollouts))
-        await until_nobody_waits(administration)
+        async with asyncio.timeout(DEADLINE_S):
+            while await administration.fetch(GIVE_UP) or all(
+                one.attempts[0].state != "failed" for one in await group.rollouts()
+            ):
+                await asyncio.sleep(0.02)
     await administration.close()
     retried = replayed(world, await group.end(), "500", "AgentFailed infra", wasted=1)
     assert retried.calls[0] == "ggg"

@@ -5,7 +5,6 @@ worker killed and vLLM started again in the middle of every step. The policy sam
 """
 
 import asyncio
-import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
-from pydantic import SecretStr
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
@@ -23,8 +20,8 @@ from configs.storage import StorageConfig
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.ledger import Ledger
-from storage.migrate import migrate
 from storage.summaries import RunSummary
+from tests.databases import new_database
 from tests.failures.apart import AGENT, Apart, addresses
 from tests.failures.faulty_server import FaultyServer, wavering
 from tests.failures.gym_process import GymProcess
@@ -81,7 +78,12 @@ class Site:
 
     runs: WholeRuns
     server: FaultyServer
+    gym: GymProcess
     victims: Victims | None
+
+    async def ready(self) -> None:
+        """Wait until its processes serve."""
+        await asyncio.gather(self.gym.start(), *(() if self.victims is None else (self.victims.ready(),)))
 
     async def start(self) -> WholeRun:
         """The run; with faults the dead are noticed soon, and budgets and back-off are wide enough for all of them."""
@@ -91,7 +93,7 @@ class Site:
             steps=STEPS,
             name=RUN,
             rollouts={**SEED, "heartbeat_timeout_s": 2.0 if faulty else 60.0},
-            failure={"backoff_base_s": 0.5, "max_backoff_s": 1.0, "max_infra_attempts_per_prompt": 60},
+            failure={"backoff_base_s": 0.5, "max_backoff_s": 1.0, "max_infra_attempts_per_prompt": 1000},
             training={"lr": 1e-2},
         )
 
@@ -111,28 +113,20 @@ async def disturb(site: Site) -> None:
 
 @asynccontextmanager
 async def site_of(
-    folder: Path, dsn: str, policy: Path, temporal: EmbeddedTemporal, apart: dict[str, str] | None
+    folder: Path, dsn: str, template_dsn: str, policy: Path, temporal: EmbeddedTemporal, apart: dict[str, str] | None
 ) -> AsyncIterator[Site]:
     """Everything but Temporal and the PostgreSQL server is this site's own. `apart`: where its victims serve."""
     folder.mkdir()
     async with AsyncExitStack() as closing:
-        administration = await asyncpg.connect(dsn)
-        closing.push_async_callback(administration.close)
-        name = f"{folder.name}_{uuid.uuid4().hex}"
-        await administration.execute(f'create database "{name}"')
-        closing.push_async_callback(administration.execute, f'drop database "{name}" with (force)')
-        own = f"{dsn.rsplit('/', 1)[0]}/{name}"
+        own = await closing.enter_async_context(new_database(dsn, template_dsn))
         storage: dict[str, Any] = {"dsn": own, "blobs_url": str(folder / "blobs"), "record_timeout_s": 10.0}
-        await migrate(StorageConfig(dsn=SecretStr(own)))
         database = Database(StorageConfig.model_validate(storage))
         closing.push_async_callback(database.close)
         server = FaultyServer(Episode())
         server.start_over()
         server.policy = wavering
         closing.enter_context(server)
-        gym = GymProcess(folder, server.url, server.url, storage, SERVED, rollouts=SEED)
-        closing.push_async_callback(gym.kill)
-        await gym.start()
+        gym = closing.enter_context(GymProcess(folder, server.url, server.url, storage, SERVED, rollouts=SEED))
         client = await Client.connect(temporal.address, data_converter=pydantic_data_converter)
         blobs = BlobStore(storage["blobs_url"])
         world = World(Ledger(database, blobs), blobs, client, server, gym, WatchedAgents({}, 1, {}), folder)
@@ -151,8 +145,7 @@ async def site_of(
         victims = None if apart is None else Victims(gym, apart, folder)
         if victims is not None:
             closing.callback(victims.end)
-            await victims.ready()
-        yield Site(runs, server, victims)
+        yield Site(runs, server, gym, victims)
 
 
 @dataclass(frozen=True)
@@ -188,18 +181,21 @@ async def outcome_of(run: WholeRun, site: Site) -> Outcome:
 
 
 async def test_a_run_with_faults_in_every_step_ends_with_the_same_batches_and_weights(
-    postgres_dsn: str, temporal: EmbeddedTemporal, tmp_path: Path
+    postgres_dsn: str, template_dsn: str, temporal: EmbeddedTemporal, tmp_path: Path
 ) -> None:
     policy = write_policy(tmp_path / "policy")
-    async with site_of(tmp_path / "calm", postgres_dsn, policy, temporal, None) as site:
-        calm = await outcome_of(await site.start(), site)
     with addresses() as both:
         apart = {"apart": both["apart"]}
-        async with site_of(tmp_path / "rough", postgres_dsn, policy, temporal, apart) as site:
-            run = await site.start()
+        async with (
+            site_of(tmp_path / "calm", postgres_dsn, template_dsn, policy, temporal, None) as calm_site,
+            site_of(tmp_path / "rough", postgres_dsn, template_dsn, policy, temporal, apart) as rough_site,
+        ):
+            await asyncio.gather(calm_site.ready(), rough_site.ready())
+            calm = await outcome_of(await calm_site.start(), calm_site)
+            run = await rough_site.start()
             async with asyncio.timeout(FAULTS_DEADLINE_S):
-                await disturb(site)
-            rough = await outcome_of(run, site)
+                await disturb(rough_site)
+            rough = await outcome_of(run, rough_site)
 
     assert all(gradient > 0 for gradient in calm.gradients)
     rollouts = STEPS * PROMPTS * ROLLOUTS

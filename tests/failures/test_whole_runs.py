@@ -65,7 +65,7 @@ async def test_an_agent_that_fails_for_good_ends_a_run_without_a_drop_budget(run
     runs.world.episode.breaks(3, refusing(500), times=None)
     run = await runs.start("compacting", failure={**NO_SECOND_TRY, "max_consecutive_dropped_prompts": 0})
     reason = await root_cause(run)
-    dropped = await run.group("dropped")
+    dropped = await run.group("dropped", "infra")
     assert "failure.max_consecutive_dropped_prompts=0" in reason
     assert dropped.group_id in reason
     assert dropped.prompt_id in reason
@@ -87,7 +87,7 @@ async def test_below_the_floor_the_run_ends_with_the_step_its_lost_groups_and_wh
     run = await runs.start("compacting", failure={**NO_SECOND_TRY, "max_consecutive_dropped_prompts": 5})
     reason = await root_cause(run)
     assert "training step 0 lost 1 of 4 prompt group(s), leaving 3, below the floor of 4" in reason
-    assert (await run.group("dropped")).group_id in reason
+    assert (await run.group("dropped", "infra")).group_id in reason
     assert "min_step_batch_fraction" in reason
 
 

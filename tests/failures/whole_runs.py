@@ -5,7 +5,6 @@ Two worlds, each with a ledger of its own, may run a run of the same id: that is
 
 import asyncio
 import json
-import sys
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -15,6 +14,7 @@ from typing import Any
 
 from temporalio.client import WorkflowHandle
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from typer.testing import CliRunner
 
 from activities.training.ranks import Ranks
 from activities.training.trainer import Trainer
@@ -25,16 +25,16 @@ from configs.storage import StorageConfig
 from storage.database import Database
 from storage.records import GroupRecord
 from storage.summaries import RunSummary
-from tests.failures.world import DEADLINE_S, TOOL, World
+from tests.failures.world import DEADLINE_S, TOOL, World, until_parked
 from tests.gym.byte_language import VOCABULARY
 from workers import generation_worker, rollout_worker
+from workers.cli.main import app
 from workers.cli.session import session_of
 from workers.cli.starting import start_run
 from workers.worker_process import Resources, new_worker
-from workflows.messages import RunResult
+from workflows.messages import Bucket, RunResult
 from workflows.training_run import TrainingRun
 
-QUEUE = "whole-runs"
 PROMPTS, ROLLOUTS = 4, 2
 MODEL_SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY + 6,
@@ -79,25 +79,25 @@ class WholeRun:
         assert summary.identity_holds
         return summary
 
-    async def group(self, state: str) -> GroupRecord:
-        """The first group that comes to be in a state."""
+    async def group(self, state: str, bucket: Bucket | None = None) -> GroupRecord:
+        """The first group that comes to be in a state, counted in a bucket where one is given: a run that fails cancels
+        other groups, which are dropped too, without a bucket. One that is parked takes requests."""
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 groups = await self.world.ledger.groups.list(self.id, purpose="train")
-                found = next((group for group in groups if group.state == state), None)
+                found = next((g for g in groups if g.state == state and bucket in (None, g.bucket)), None)
                 if found is not None:
-                    return found
+                    break
                 await asyncio.sleep(0.05)
+        if state == "parked":
+            await until_parked(self.world.client, found.group_id)
+        return found
 
     async def onbelay(self, *arguments: str) -> tuple[int, str]:
         """A command against the servers of this run: its exit code, and what it printed."""
-        command = (sys.executable, "-m", "workers.cli.main", *arguments, "--recipe", str(self.recipe_file))
-        out = asyncio.subprocess
-        process = await asyncio.create_subprocess_exec(*command, stdout=out.PIPE, stderr=out.STDOUT)
-        async with asyncio.timeout(DEADLINE_S):
-            printed, _ = await process.communicate()
-        assert process.returncode is not None
-        return process.returncode, printed.decode()
+        command = [*arguments, "--recipe", str(self.recipe_file)]
+        ended = await asyncio.to_thread(CliRunner().invoke, app, command)
+        return ended.exit_code, ended.output
 
 
 class WholeRuns:
@@ -170,11 +170,12 @@ async def whole_runs(
     agents: dict[str, str] | None = None,
     rollouts_apart: bool = False,
 ) -> AsyncIterator[WholeRuns]:
-    """Workers of all queues; `rollouts_apart`: of all but the rollouts', whose worker reads `folder/recipe.yaml`."""
+    """Workers of all queues, which are named after the folder; `rollouts_apart`: of all but the rollouts', whose worker
+    reads `folder/recipe.yaml`."""
     served = {name: url for name, url in world.gym.urls.items() if not name.endswith("_model")}
     addresses = {
         "storage": storage,
-        "temporal": {"address": temporal_address, "task_queue": QUEUE, "ui_url": temporal_ui},
+        "temporal": {"address": temporal_address, "task_queue": folder.name, "ui_url": temporal_ui},
         "generation": {"endpoints": [world.vllm.url], "refit_timeout_s": 10.0},
         "gym": {"agents": served if agents is None else agents},
     }
@@ -192,7 +193,7 @@ async def whole_runs(
         training = TrainingActivities(world.ledger, world.blobs, Trainer(Ranks(), give_up))
         trainer = new_worker(
             world.client,
-            f"{QUEUE}-trainer",
+            f"{folder.name}-trainer",
             activities=[training.train_step, training.publish_weights],
             max_concurrent_activities=1,
         )

@@ -32,7 +32,7 @@ from workflows.prompt_group import PromptGroup
 from workflows.search_attributes import GROUP_STATE
 
 QUEUE = "failures"
-DEADLINE_S = 90.0
+DEADLINE_S = 180.0
 TOOL = {
     "type": "function",
     "name": "use",
@@ -49,10 +49,28 @@ class WatchedAgents(GymAgents):
     def __init__(self, urls: dict[str, str], max_connections: int, environments: dict[str, str]) -> None:
         super().__init__(urls, max_connections, environments)
         self._answered: dict[tuple[str, int], str] = {}
+        self._deadlines: set[asyncio.Timeout] = set()
 
     def meet(self, name: str, url: str) -> None:
         """Another agent, which a test started."""
         self._urls[name] = url
+
+    async def hurry(self, left_s: float) -> None:
+        """Wait until a `/run` waits for its answer, and give all that do so long from now on. How long agents take to
+        come to what a test looks at is then no matter."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not self._deadlines:
+                await asyncio.sleep(0.02)
+        for deadline in self._deadlines:
+            deadline.reschedule(asyncio.get_running_loop().time() + left_s)
+
+    async def _post(self, url: str, body: dict[str, Any], max_bytes: int) -> tuple[int, bytes]:
+        async with asyncio.timeout(None) as deadline:
+            self._deadlines.add(deadline)
+            try:
+                return await super()._post(url, body, max_bytes)
+            finally:
+                self._deadlines.discard(deadline)
 
     async def run(self, agent: str, body: dict[str, Any], *, timeout_s: float, max_bytes: int) -> dict[str, Any]:
         """As GymAgents."""
@@ -265,6 +283,14 @@ class World:
         )
 
 
+async def until_parked(client: Client, group_id: str) -> None:
+    """Wait until a group takes an operator's decision. The ledger has it as parked a moment before."""
+    handle = client.get_workflow_handle(group_id)
+    async with asyncio.timeout(DEADLINE_S):
+        while (await handle.describe()).typed_search_attributes.get(GROUP_STATE) != "parked":
+            await asyncio.sleep(0.02)
+
+
 @dataclasses.dataclass
 class RunningGroup:
     """A PromptGroup workflow."""
@@ -279,34 +305,38 @@ class RunningGroup:
         answer = await self.world.gym.call_model(f"{self.id}/rollout-0", f"{text} for {self.run_id}.")
         assert answer.status_code == expect, answer.text
 
+    async def rollouts(self) -> Sequence[RolloutRecord]:
+        """As the ledger has them."""
+        return (await self.world.ledger.groups.get(self.id)).rollouts
+
     async def until(self, holds: Callable[[Sequence[RolloutRecord]], bool]) -> None:
         """Wait until the ledger says so of the rollouts."""
         async with asyncio.timeout(DEADLINE_S):
-            while not holds((await self.world.ledger.groups.get(self.id)).rollouts):
+            while not holds(await self.rollouts()):
                 await asyncio.sleep(0.02)
 
     async def until_calls(self, calls: int) -> None:
-        """Wait until so many calls of the first attempt of rollout 0 are recorded."""
+        """Wait until so many calls of the first attempt of every rollout are recorded."""
+        recorded = self.world.ledger.calls.of_attempt
         async with asyncio.timeout(DEADLINE_S):
-            while len(await self.world.ledger.calls.of_attempt(f"{self.id}/rollout-0", 0)) < calls:
-                await asyncio.sleep(0.02)
+            for rollout in await self.rollouts():
+                while len(await recorded(rollout.rollout_id, 0)) < calls:
+                    await asyncio.sleep(0.02)
 
     async def until_given_back(self) -> None:
         """Wait until NeMo-Gym has cancelled an agent that nobody waits for: its model call is given back."""
-        rollouts = (await self.world.ledger.groups.get(self.id)).rollouts
+        attempts = [attempt for rollout in await self.rollouts() for attempt in rollout.attempts]
         async with asyncio.timeout(DEADLINE_S):
-            while not any([await self._gave_back(rollout) for rollout in rollouts]):
+            while not any([await self._gave_back(attempt) for attempt in attempts]):
                 await asyncio.sleep(0.02)
 
-    async def _gave_back(self, rollout: RolloutRecord) -> bool:
-        leases = await self.world.ledger.calls.leases(rollout.rollout_id, 0)
+    async def _gave_back(self, attempt: AttemptRecord) -> bool:
+        leases = await self.world.ledger.calls.leases(attempt.rollout_id, attempt.attempt)
         return any(lease.released_at is not None for lease in leases)
 
     async def until_parked(self) -> None:
         """Wait until the group takes an operator's decision."""
-        async with asyncio.timeout(DEADLINE_S):
-            while (await self.handle.describe()).typed_search_attributes.get(GROUP_STATE) != "parked":
-                await asyncio.sleep(0.02)
+        await until_parked(self.world.client, self.id)
 
     async def end(self) -> Ended:
         """Wait for the end. Whatever happened, the ledger breaks none of its invariants."""

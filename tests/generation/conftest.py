@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,44 +12,20 @@ from configs.storage import StorageConfig
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.ledger import Ledger
-from storage.migrate import migrate
 from tests.generation.fake_vllm import serving
-from tests.generation.models import write_policy
+from tests.generation.served import ServedPolicy, serving_policy
 from tests.generation.site import Site, SlowVllm
-from workers.stack.child import running
-from workers.stack.ports import free_port
-from workers.stack.vllm import EmbeddedVllm
-from workflows.messages import WeightsRef
-
-
-@dataclass(frozen=True)
-class ServedPolicy:
-    """A server that was started with `weights[0]`; the others have the same shape. `log` is the server's output."""
-
-    url: str
-    weights: tuple[WeightsRef, ...]
-    log: Path
 
 
 @pytest.fixture(scope="session")
 async def vllm_server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServedPolicy]:
-    folder = tmp_path_factory.mktemp("vllm")
-    weights = tuple(write_policy(folder / f"policy-{version}", version) for version in range(3))
-    recipe = Recipe.model_validate(
-        {
-            "run": {"model": weights[0].path, "dataset": "rows.jsonl"},
-            "generation": {"embedded": {"port": free_port(), "max_model_len": 2048}},
-        }
-    )
-    vllm = EmbeddedVllm(recipe)
-    async with running(vllm.service(), folder / "vllm.log"):
-        yield ServedPolicy(vllm.url, weights, folder / "vllm.log")
+    async with serving_policy(tmp_path_factory.mktemp("vllm")) as served:
+        yield served
 
 
 @pytest.fixture
-async def site(database_dsn: str, temporal_address: str, tmp_path: Path) -> AsyncIterator[Site]:
-    storage = StorageConfig(dsn=SecretStr(database_dsn), blobs_url=str(tmp_path / "blobs"))
-    await migrate(storage)
+async def site(migrated_dsn: str, temporal_address: str, tmp_path: Path) -> AsyncIterator[Site]:
+    storage = StorageConfig(dsn=SecretStr(migrated_dsn), blobs_url=str(tmp_path / "blobs"))
     database = Database(storage)
     ledger = Ledger(database, BlobStore(storage.blobs_url))
     await ledger.runs.create("run", "fleet", {}, "d" * 64, 1, "m" * 64)
@@ -65,7 +40,7 @@ async def site(database_dsn: str, temporal_address: str, tmp_path: Path) -> Asyn
                 "run": {"model": "model", "dataset": "rows.jsonl"},
                 "generation": {"endpoints": [one.url, other.url]},
                 "temporal": {"address": temporal_address, "task_queue": f"fleet-{uuid.uuid4().hex}"},
-                "storage": {"dsn": database_dsn},
+                "storage": {"dsn": migrated_dsn},
             }
         )
         yield Site(ledger, database, recipe, tmp_path, (one, other))

@@ -1,50 +1,62 @@
-"""Tiny random models that a real vLLM server loads: same shape, other weights for each seed."""
+"""Small models that a real vLLM server loads: the demo's network with tied embeddings, other weights for each seed."""
 
+from functools import cache
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from activities.generation.weights import weights_digest
+from workers.demo.model import build_model
+from workers.demo.tokenizer import build_tokenizer
+from workers.demo.warm_start import warm_start
 from workflows.messages import WeightsRef
 
-VOCABULARY = 128
+_WARM_START_STEPS = 30  # enough for calls of the tool that can be parsed
+_LARGE = 0.2  # makes the greedy continuation differ from seed to seed
 
 
-def write_policy(folder: Path, version: int) -> WeightsRef:
-    """A model with its tokenizer; large weights make the greedy continuation differ from seed to seed."""
-    words = {"<end>": 0, **{f"w{i}": i for i in range(1, VOCABULARY)}}
-    backend = Tokenizer(WordLevel(words, unk_token="<end>"))
-    backend.pre_tokenizer = WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", pad_token="<end>").save_pretrained(folder)
-    torch.manual_seed(version)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    return WeightsRef(version=version, path=str(folder), digest=weights_digest(folder))
+def random_policy(folder: Path, version: int) -> WeightsRef:
+    """Large random weights, with the tokenizer."""
+    return _saved(_network(version, _LARGE), folder, version)
 
 
-def greedy(weights: WeightsRef, prompt: list[int], tokens: int) -> list[int]:
-    """What the weights continue a prompt with, according to Transformers."""
-    model = Qwen3ForCausalLM.from_pretrained(weights.path, dtype=torch.float32).eval()
+def safe_opener(folder: Path) -> WeightsRef:
+    """Version 0 of a policy that calls the demo's tool, and mostly plays badly."""
+    model = _network(0)
+    warm_start(model, build_tokenizer(), lambda line: None, steps=_WARM_START_STEPS)
+    return _saved(model, folder, 0)
+
+
+@cache
+def greedy(path: str, prompt: tuple[int, ...], tokens: int) -> list[int]:
+    """What the weights of a folder continue a prompt with, according to Transformers."""
+    model = Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     ids = list(prompt)
-    with torch.no_grad():
-        for _ in range(tokens):
-            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # at this size more wait for each other
+    try:
+        with torch.no_grad():
+            for _ in range(tokens):
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    finally:
+        torch.set_num_threads(threads)
     return ids[len(prompt) :]
+
+
+def _network(seed: int, initializer_range: float | None = None) -> Qwen3ForCausalLM:
+    demo = build_model(build_tokenizer(), seed)
+    demo.config.tie_word_embeddings = True
+    if initializer_range is not None:
+        demo.config.initializer_range = initializer_range
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = Qwen3ForCausalLM(demo.config).float()
+    network.generation_config = demo.generation_config
+    return network
+
+
+def _saved(network: Qwen3ForCausalLM, folder: Path, version: int) -> WeightsRef:
+    network.save_pretrained(folder)
+    build_tokenizer().save_pretrained(folder)
+    return WeightsRef(version=version, path=str(folder), digest=weights_digest(folder))

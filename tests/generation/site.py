@@ -18,6 +18,8 @@ from tests.generation.fake_vllm import FakeVllm
 from workflows.messages import WeightsRef
 from workflows.training_messages import Refit, RefitDone, RestorePolicy
 
+PATIENCE_S = 120.0
+
 
 @dataclass
 class SlowVllm(FakeVllm):
@@ -28,7 +30,7 @@ class SlowVllm(FakeVllm):
 
     def _update(self, info: dict[str, str]) -> None:
         self.loading.set()
-        self.go_on.wait(30)
+        self.go_on.wait(PATIENCE_S)
         super()._update(info)
 
 

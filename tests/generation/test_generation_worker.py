@@ -20,12 +20,12 @@ from configs.temporal import TemporalConfig
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.ledger import Ledger
-from storage.migrate import migrate
 from tests.generation.fake_vllm import FakeVllm, serving
 from tests.generation.worker_processes import PATIENCE_S, worker_process
+from tests.gym.ports import reserved_port
 from workers.environments.paths import child_environment
 from workers.stack.child import running
-from workers.stack.ports import distinct_free_ports, free_port
+from workers.stack.ports import distinct_free_ports
 from workers.stack.temporal import EmbeddedTemporal
 from workers.temporal_client import TemporalUnavailable, connect
 from workflows.messages import WeightsRef
@@ -51,10 +51,9 @@ class OneRefit:
 
 @pytest.mark.integration
 async def test_the_worker_goes_on_after_its_temporal_service_was_killed_and_leaves_with_zero(
-    database_dsn: str, tmp_path: Path
+    migrated_dsn: str, tmp_path: Path
 ) -> None:
-    storage = StorageConfig(dsn=SecretStr(database_dsn), blobs_url=str(tmp_path / "blobs"))
-    await migrate(storage)
+    storage = StorageConfig(dsn=SecretStr(migrated_dsn), blobs_url=str(tmp_path / "blobs"))
     database = Database(storage)
     ledger = Ledger(database, BlobStore(storage.blobs_url))
     await ledger.runs.create("run", "fleet", {}, "d" * 64, 1, "m" * 64)
@@ -67,7 +66,7 @@ async def test_the_worker_goes_on_after_its_temporal_service_was_killed_and_leav
                 "run": {"model": "model", "dataset": "rows.jsonl"},
                 "generation": {"endpoints": [vllm.url]},
                 "temporal": {"address": embedded.address, "task_queue": "fleet"},
-                "storage": {"dsn": database_dsn},
+                "storage": {"dsn": migrated_dsn},
             }
         )
 
@@ -92,7 +91,7 @@ async def test_the_worker_goes_on_after_its_temporal_service_was_killed_and_leav
             async with running(temporal, log):
                 assert (await refit(1)).version == 1
                 process.send_signal(signal.SIGTERM)
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(PATIENCE_S):
                     assert await process.wait() == 0
         assert vllm.label == "policy-1"
         assert not (tmp_path / "ready" / "generation-worker").exists()
@@ -102,9 +101,11 @@ async def test_the_worker_goes_on_after_its_temporal_service_was_killed_and_leav
 
 
 async def test_a_temporal_service_that_is_not_there_is_named() -> None:
-    address = f"127.0.0.1:{free_port()}"
-    with pytest.raises(TemporalUnavailable, match=f"service at {address} .temporal.address, namespace default. cannot"):
-        await connect(TemporalConfig(address=address))
+    with reserved_port() as port:
+        address = f"127.0.0.1:{port}"
+        message = f"service at {address} .temporal.address, namespace default. cannot"
+        with pytest.raises(TemporalUnavailable, match=message):
+            await connect(TemporalConfig(address=address))
 
 
 async def test_what_is_not_an_address_is_refused_at_once() -> None:

@@ -14,8 +14,8 @@ from activities.generation.vllm import VllmServer
 from tests.generation.fake_vllm import FakeVllm, serving
 from tests.generation.test_refit import export
 
-DEADLINE_S = 20.0
-PATIENCE_S = 30.0
+DEADLINE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Notes:

@@ -14,12 +14,10 @@ from activities.rollouts.gym_agent import GymAgents
 from configs.recipe import Recipe
 from configs.rollouts import RolloutsConfig
 from storage.quarantines import QuarantineRecord
-from tests.generation.site import Site
+from tests.generation.site import PATIENCE_S, Site
 from workflows.messages import RunRollout
 
 pytestmark = pytest.mark.integration
-
-PATIENCE_S = 30.0
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from tests.generation.site import Site
+from tests.generation.site import PATIENCE_S, Site
 from workers.generation_worker import build
 from workers.worker_process import Resources
 from workflows.training_messages import Refit, RefitDone, RestorePolicy
@@ -63,8 +63,8 @@ class RefitAndRestore:
         options: dict[str, Any] = {
             "result_type": RefitDone,
             "task_queue": f"{queue}-generation",
-            "start_to_close_timeout": timedelta(seconds=60),
-            "heartbeat_timeout": timedelta(seconds=30),
+            "start_to_close_timeout": timedelta(seconds=300),
+            "heartbeat_timeout": timedelta(seconds=300),
         }
         refit = asyncio.create_task(workflow.execute_activity("refit", request, **options))
         await workflow.wait_condition(lambda: self._restore)
@@ -89,7 +89,7 @@ async def test_restoration_waits_for_a_refit_and_brings_what_was_published_meanw
         await closing.enter_async_context(deciding)
         refit = Refit(run_id="run", weights=first)
         running = await client.start_workflow(RefitAndRestore.run, args=[refit, queue], id=queue, task_queue=queue)
-        assert await asyncio.to_thread(site.endpoints[0].loading.wait, 30)
+        assert await asyncio.to_thread(site.endpoints[0].loading.wait, PATIENCE_S)
         await running.signal(RefitAndRestore.restore)
         await until_pending(running, "restore_policy")
         await site.publish(1)
@@ -106,7 +106,7 @@ async def test_restoration_waits_for_a_refit_and_brings_what_was_published_meanw
 
 async def until_pending(running: WorkflowHandle[Any, Any], name: str) -> None:
     """Wait until an activity of the workflow is scheduled."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             described = (await running.describe()).raw_description
             if any(pending.activity_type.name == name for pending in described.pending_activities):

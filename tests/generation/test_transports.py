@@ -34,7 +34,7 @@ from workers.worker_process import Resources
 from workflows.messages import WeightsRef
 
 UPDATE = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """What NeMo-Gym's compaction agent decides, asked of its own classes and printed as JSON.
 
-Run as a program in the Gym environment; the numbers are judged by the test of the same name.
+Run as a module in the Gym environment; the numbers are judged by the test of the same name.
 """
 
 # pyright: reportMissingImports=false

@@ -1,39 +1,41 @@
 """Launchers of the Gym servers that end with the tests, and a migrated ledger for those that record."""
 
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 
 from configs.storage import StorageConfig
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.ledger import Ledger
-from storage.migrate import migrate
+from tests.databases import new_database
+from tests.gym.forks import Forks
 from tests.gym.launcher import Launcher, write_recipe
 from tests.gym.orchestrator import Orchestrator
 from tests.gym.policies import splitting
 from tests.gym.recording_servers import sections
 from tests.gym.sampling_vllm import SamplingVllm
 
+PATIENCE_S = 120.0
+
 
 @pytest.fixture(scope="session")
-async def storage(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Any]]:
+def forks() -> Iterator[Forks]:
+    """Processes of NeMo-Gym's environment that start at once."""
+    forks = Forks()
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="session")
+async def storage(
+    postgres_dsn: str, template_dsn: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[dict[str, Any]]:
     """The `storage` section of a recipe whose database is migrated."""
-    blobs = tmp_path_factory.mktemp("blobs")
-    name = f"gym_{uuid.uuid4().hex}"
-    administration = await asyncpg.connect(postgres_dsn)
-    await administration.execute(f'create database "{name}"')
-    try:
-        section = {"dsn": f"{postgres_dsn.rsplit('/', 1)[0]}/{name}", "blobs_url": str(blobs), "record_timeout_s": 5.0}
-        await migrate(StorageConfig.model_validate(section))
-        yield section
-    finally:
-        await administration.execute(f'drop database "{name}" with (force)')
-        await administration.close()
+    async with new_database(postgres_dsn, template_dsn) as dsn:
+        yield {"dsn": dsn, "blobs_url": str(tmp_path_factory.mktemp("blobs")), "record_timeout_s": PATIENCE_S}
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +57,7 @@ def shared_vllm() -> Iterator[SamplingVllm]:
 def servers(
     shared_vllm: SamplingVllm, storage: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, str]]:
-    """Addresses of the servers that record."""
+    """Addresses of the servers that record, in a process that was started as the stack does."""
     recipe = write_recipe(tmp_path_factory.mktemp("gym"), *sections(shared_vllm.url, storage))
     launcher = Launcher(recipe)
     try:
@@ -81,18 +83,18 @@ def play(ledger: Ledger) -> Orchestrator:
 
 
 @pytest.fixture
-def recipe_file(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a recipe into the test's folder."""
-    return lambda *sections: write_recipe(tmp_path, *sections)
+def refusal(forks: Forks, tmp_path: Path) -> Callable[..., str]:
+    """What the launcher says of a recipe with which it does not start."""
+    return lambda *sections: Launcher(write_recipe(tmp_path, *sections), forks).refusal()
 
 
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Launcher]]:
+def launch(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Launcher]]:
     """Starts launchers that are stopped at the end of the module."""
     started: list[Launcher] = []
 
     def start(*sections: dict[str, Any]) -> Launcher:
-        started.append(Launcher(write_recipe(tmp_path_factory.mktemp("gym"), *sections)))
+        started.append(Launcher(write_recipe(tmp_path_factory.mktemp("gym"), *sections), forks))
         return started[-1].wait_until_ready()
 
     yield start

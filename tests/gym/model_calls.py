@@ -28,7 +28,7 @@ DIALECTS: dict[str, tuple[str, dict[str, Any]]] = {
     "messages": ("/v1/messages", MESSAGES),
     "messages stream": ("/v1/messages", {**MESSAGES, "stream": True}),
 }
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 
 
 async def call(

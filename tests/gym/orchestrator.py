@@ -13,7 +13,7 @@ from storage.ledger import Ledger
 from storage.records import AttemptCall, BegunAttempt, Recovery
 from workers.demo.dataset import row
 
-RUN_TIMEOUT_S = 60.0
+RUN_TIMEOUT_S = 120.0
 _ATTEMPT = re.compile(r'("[a-z_]*attempt_index":\s*)\d+')  # tells attempts apart by its own nature
 
 

@@ -37,7 +37,7 @@ Fault = Callable[[Gone], None]
 Render = Callable[[list[Message], list[Body] | None, bool], str]
 
 GENERATE = "/inference/v1/generate"
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Refuse(Exception):

@@ -1,30 +1,18 @@
 """Golden numbers of context compaction: what NeMo-Gym's agent decides is what our recipes and our segments rely on."""
 
 import json
-import os
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from workers.environments.paths import child_environment, environment_python
+from tests.gym.forks import Forks
 
 
 @pytest.fixture(scope="module")
-def decided() -> dict[str, Any]:
+def decided(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The decisions, from the Gym environment."""
-    command = [str(environment_python("gym")), str(Path(__file__).parent / "compaction_goldens.py")]
-    done = subprocess.run(
-        command,
-        env={**os.environ, **child_environment()},
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    output = forks.output("tests.gym.compaction_goldens", folder=tmp_path_factory.mktemp("goldens"))
+    return json.loads(output.splitlines()[-1])
 
 
 def test_guard_admits_the_limit_and_refuses_one_token_more(decided: dict[str, Any]) -> None:

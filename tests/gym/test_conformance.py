@@ -1,14 +1,11 @@
 """NeMo-Gym's conformance checks of its token capture, in NeMo-Gym's environment, over a real ledger."""
 
 import asyncio
-import os
+from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
 
-from configs.storage import StorageConfig
-from storage.migrate import migrate
-from workers.environments.paths import child_environment, environment_python
+from tests.gym.forks import Forks
 
 pytestmark = pytest.mark.integration
 
@@ -26,17 +23,8 @@ CHECKS = [
 ]
 
 
-async def test_every_check_passes(database_dsn: str) -> None:
-    await migrate(StorageConfig(dsn=SecretStr(database_dsn)))
-    process = await asyncio.create_subprocess_exec(
-        environment_python("gym"),
-        "-m",
-        "workers.gym.conformance",
-        env={**os.environ, **child_environment(), "ONBELAY_TEST_DSN": database_dsn},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    output = (await process.communicate())[0].decode()
+async def test_every_check_passes(forks: Forks, migrated_dsn: str, tmp_path: Path) -> None:
+    variables = {"ONBELAY_TEST_DSN": migrated_dsn}
+    output = await asyncio.to_thread(forks.output, "workers.gym.conformance", folder=tmp_path, variables=variables)
     print(f"\n{output}", end="")  # noqa: T201 (what `make gym-conformance` shows)
-    assert process.returncode == 0
     assert output.splitlines() == [f"passed {name}" for name in CHECKS]

@@ -1,19 +1,25 @@
 """What a policy model refuses, what it writes about calls that failed, and equal calls side by side."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
+import httpx
 import pytest
 
+from tests.gym.launcher import Launcher
 from tests.gym.model_calls import CHAT, DIALECTS, call
 from tests.gym.orchestrator import Orchestrator, outcomes
+from tests.gym.recording_servers import SERVERS, sections
 from tests.gym.sampling_vllm import SamplingVllm
 from tests.locks import until_nobody_waits
 
 pytestmark = pytest.mark.integration
+
+PATIENCE_S = 120.0
+RECORD_TIMEOUT_S = 1.0
 
 
 @asynccontextmanager
@@ -152,14 +158,32 @@ async def test_a_prompt_that_could_not_be_measured_is_a_failed_call(
     assert (failed.outcome, failed.failure_class) == ("failed", "GenerationUnavailable")
 
 
+@pytest.fixture
+def hurried(launch: Callable[..., Launcher], vllm: SamplingVllm, storage: dict[str, Any]) -> str:
+    """A policy model that gives its ledger little time."""
+    little = {**storage, "record_timeout_s": RECORD_TIMEOUT_S}
+    return launch(*sections(vllm.url, little, {"model": SERVERS["model"]})).urls["model"]
+
+
+async def generating(model: str, rollout: str, vllm: SamplingVllm) -> asyncio.Task[httpx.Response]:
+    """A call that hangs at vLLM. It is repeated where its claim took the busy ledger too long already."""
+    vllm.hang_next()
+    calling = asyncio.create_task(call(model, rollout))
+    async with asyncio.timeout(PATIENCE_S):
+        while not vllm.hanging:
+            if calling.done():
+                assert "ledger_unavailable" in calling.result().text
+                calling = asyncio.create_task(call(model, rollout))
+            await asyncio.sleep(0.02)
+    return calling
+
+
 async def test_a_ledger_that_is_too_slow_keeps_the_response_here(
-    play: Orchestrator, servers: dict[str, str], vllm: SamplingVllm, storage: dict[str, Any]
+    play: Orchestrator, servers: dict[str, str], hurried: str, vllm: SamplingVllm, storage: dict[str, Any]
 ) -> None:
     rollout = await play.rollout()
     await play.begin(rollout)
-    vllm.hang_next()
-    waiting = asyncio.create_task(call(servers["model"], rollout))
-    await asyncio.to_thread(vllm.wait_until_hanging)
+    waiting = await generating(hurried, rollout, vllm)
     async with administering(storage) as owner, owner.transaction():
         await owner.execute("LOCK TABLE model_calls IN EXCLUSIVE MODE")
         vllm.release()
@@ -182,7 +206,9 @@ async def test_a_ledger_that_is_away_stops_calls_before_they_generate(
     async with administering({"dsn": postgres_dsn}) as owner:
         await owner.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
         try:
-            await owner.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name)
+            await owner.execute(
+                "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = $1", name
+            )
             answer = await call(servers["model"], rollout)
         finally:
             await owner.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')

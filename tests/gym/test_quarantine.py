@@ -12,12 +12,12 @@ from tests.gym.launcher import Launcher
 from tests.gym.model_calls import call
 from tests.gym.orchestrator import Orchestrator, outcomes
 from tests.gym.policies import splitting
+from tests.gym.ports import reserved_port
 from tests.gym.recording_servers import SERVERS, sections
 from tests.gym.sampling_vllm import SamplingVllm
 from workers.gym.policy_model.fleet import Fleet, another
-from workers.stack.ports import free_port
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 SESSIONS = [f"session-{index}" for index in range(400)]
 
 
@@ -51,10 +51,9 @@ async def until_asked(play: Orchestrator, model: str, vllm: SamplingVllm) -> Non
 async def test_endpoint_in_quarantine_is_not_asked_until_it_is_released_and_calls_that_it_holds_move(
     play: Orchestrator, ledger: Ledger, storage: dict[str, Any], launch: Callable[..., Launcher]
 ) -> None:
-    port = free_port()
-    away = f"http://127.0.0.1:{port}"
-    await begin(play, away)
-    with SamplingVllm(splitting) as one:
+    with reserved_port() as port, SamplingVllm(splitting) as one:
+        away = f"http://127.0.0.1:{port}"
+        await begin(play, away)
         gym, generation, _ = sections(one.url, storage, {"model": SERVERS["model"]})
         generation["endpoints"] = [one.url, away]
         launcher = await asyncio.to_thread(launch, gym, generation, storage)  # with nothing at the other's address

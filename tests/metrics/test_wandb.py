@@ -25,7 +25,7 @@ from tests.metrics.wandb_server import WandbServer, serving
 
 ROOT = Path(__file__).parent.parent.parent
 RUN = "ridge-1"
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 OWN = {"_step", "_timestamp", "_runtime"}
 
 
@@ -169,17 +169,17 @@ async def test_steps_that_an_unreachable_server_missed_come_with_a_later_one(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    worker = WandbSink(ledger.read)
+    worker, rests_long = WandbSink(ledger.read), recipe(timeout_s=DEADLINE_S * 10)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
         ledger.record(0)
-        await worker.send(RUN, recipe(timeout_s=6.0), DEADLINE_S)
+        await worker.send(RUN, rests_long, 4.0)
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert RUN in caplog.text
         assert "sent with a later step" in caplog.text
         ledger.record(1)
-        await worker.send(RUN, recipe(timeout_s=6.0), DEADLINE_S)
+        await worker.send(RUN, rests_long, 4.0)
         assert len(caplog.records) == 1, "a server that was just away was asked again at once"
     monkeypatch.setenv("WANDB_BASE_URL", server.url)
     ledger.record(2)
@@ -255,9 +255,10 @@ asyncio.run(WandbSink(recorded).send({RUN!r}, recipe, 600.0))
     worker = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     silent_server.settimeout(DEADLINE_S)
     connection, _ = silent_server.accept()
+    sessions = sessions_of(tmp_path)
     worker.send_signal(signal.SIGKILL)
     worker.wait()
-    gone, alive = psutil.wait_procs(sessions_of(tmp_path), timeout=DEADLINE_S)
+    _, alive = psutil.wait_procs(sessions, timeout=DEADLINE_S)
     connection.close()
-    assert gone
+    assert sessions
     assert alive == []

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+PATIENCE_S = 120.0
+
 
 @dataclass
 class Exchange:
@@ -75,7 +77,7 @@ class AgentServer:
 
     async def asked(self, times: int) -> Exchange:
         """The `times`-th request (from 1), once it has arrived."""
-        async with asyncio.timeout(20), self._asked:
+        async with asyncio.timeout(PATIENCE_S), self._asked:
             await self._asked.wait_for(lambda: len(self.exchanges) >= times)
         return self.exchanges[times - 1]
 

@@ -25,11 +25,11 @@ from activities.errors import (
 from activities.rollouts.gym_agent import GymAgents
 from storage.errors import AttemptFenced
 from tests.causes import caused
-from tests.rollouts.agent_server import AgentServer, answering, silence
+from tests.rollouts.agent_server import PATIENCE_S, AgentServer, answering, silence
 from workflows.messages import Failure
 
 
-async def answered(status: int, timeout_s: float = 20.0) -> Failure:
+async def answered(status: int, timeout_s: float = PATIENCE_S) -> Failure:
     """What the activity says of an agent that answers with a status."""
     async with AgentServer(answering(status, "no")) as server:
         agents = GymAgents({"agent": server.url}, max_connections=1)
@@ -63,7 +63,7 @@ async def test_a_4xx_inside_an_agent_arrives_as_500_and_may_pass() -> None:
     async with AgentServer(answering(500, "Hit an exception calling an inner server: 422 no such field")) as server:
         agents = GymAgents({"agent": server.url}, max_connections=1)
         with pytest.raises(AgentFailed) as caught:
-            await agents.run("agent", {}, timeout_s=20.0, max_bytes=1024)
+            await agents.run("agent", {}, timeout_s=PATIENCE_S, max_bytes=1024)
         await agents.close()
     assert bucket_of(caught.value) == "infra"
 
@@ -95,7 +95,7 @@ async def test_cancellation_is_neither_class_and_becomes_no_failure() -> None:
         with surfaced(boundary="agent", run_id="r"):
             async with AgentServer(silence) as server:
                 agents = GymAgents({"agent": server.url}, max_connections=1)
-                await agents.run("agent", {}, timeout_s=20.0, max_bytes=1024)
+                await agents.run("agent", {}, timeout_s=PATIENCE_S, max_bytes=1024)
 
     running = asyncio.create_task(work())
     await asyncio.sleep(0)

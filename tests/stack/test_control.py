@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -19,13 +20,13 @@ from configs.recipe import Recipe
 from configs.run import RunConfig
 from configs.storage import StorageConfig
 from configs.temporal import TemporalConfig
-from tests.stack.children import until
+from tests.stack.children import DEADLINE_S, until
 from workers.cli.main import app
 from workers.cli.session import session_of
 from workers.stack import control
+from workers.stack.accounts import server_account, server_folder
 from workers.stack.errors import OtherStackIsUp, StackError
 from workers.stack.members import stack_members
-from workers.stack.postgres import EmbeddedPostgres
 from workers.stack.processes import MARK, ProcessId, marked, tree
 from workers.stack.recipes import StackRecipes, last_asked
 from workers.stack.service import Service
@@ -38,7 +39,7 @@ pytestmark = pytest.mark.integration
 def no_data_left(tmp_path: Path) -> Iterator[None]:
     """Remove the data of PostgreSQL, which may lie outside the state folder."""
     yield
-    EmbeddedPostgres(tmp_path, port=1).delete()
+    shutil.rmtree(server_folder(tmp_path, server_account()))
 
 
 @asynccontextmanager
@@ -66,27 +67,22 @@ def recipe_with(url: str) -> Recipe:
     )
 
 
-async def test_a_stack_comes_up_survives_its_supervisor_and_goes_down(tmp_path: Path) -> None:
+async def test_a_stack_comes_up_also_after_a_power_cut_and_goes_down_also_without_its_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONBELAY_STATE_DIR", str(tmp_path))
     said: list[str] = []
     async with answering_server() as url:
         recipe = recipe_with(url)
         try:
-            resolved = await control.up(recipe, tmp_path, said.append)
-            assert resolved == control.resolved_recipe(tmp_path)
-            assert resolved.storage.dsn is not None
-            assert resolved.temporal.address is not None
-            assert (tmp_path / "recipe.yaml").stat().st_mode & 0o077 == 0
-            services = {service.name: service for service in control.status(tmp_path)}
-            running = {name for name, service in services.items() if service.state == "ready"}
-            assert running == {"postgres", "temporal", "rollout-worker", "generation-worker", "trainer-worker"}
-            assert all((services[name].resident_bytes or 0) > 2**20 for name in running)
-
-            assert {ip for service in services.values() for ip in _listening_on(service)} == {"127.0.0.1"}
-
+            before = await control.up(recipe, tmp_path, said.append)
+            assert_all_is_up(before, tmp_path)
             await control.up(recipe, tmp_path, said.append)
             assert said[-1] == "the stack is up already"
             with pytest.raises(OtherStackIsUp, match="onbelay down"):
                 await control.up(recipe_with("http://127.0.0.1:1"), tmp_path, said.append)
+
+            await assert_up_alone_starts_the_same_stack_and_names_the_runs_that_are_lost(before, tmp_path)
 
             state = StackState.load(tmp_path / "state.json")
             assert state is not None
@@ -102,33 +98,38 @@ async def test_a_stack_comes_up_survives_its_supervisor_and_goes_down(tmp_path: 
         assert left == []
 
 
-async def test_after_a_power_cut_up_alone_starts_the_same_stack_and_names_the_runs_that_are_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def assert_all_is_up(resolved: Recipe, state_dir: Path) -> None:
+    assert resolved == control.resolved_recipe(state_dir)
+    assert resolved.storage.dsn is not None
+    assert resolved.temporal.address is not None
+    assert (state_dir / "recipe.yaml").stat().st_mode & 0o077 == 0
+    services = {service.name: service for service in control.status(state_dir)}
+    running = {name for name, service in services.items() if service.state == "ready"}
+    assert running == {"postgres", "temporal", "rollout-worker", "generation-worker", "trainer-worker"}
+    assert all((services[name].resident_bytes or 0) > 2**20 for name in running)
+    assert {ip for service in services.values() for ip in _listening_on(service)} == {"127.0.0.1"}
+
+
+async def assert_up_alone_starts_the_same_stack_and_names_the_runs_that_are_lost(
+    before: Recipe, state_dir: Path
 ) -> None:
-    monkeypatch.setenv("ONBELAY_STATE_DIR", str(tmp_path))
-    async with answering_server() as url:
-        recipe = recipe_with(url)
-        try:
-            before = await control.up(recipe, tmp_path, lambda _: None)
-            async with session_of(before) as opened:
-                await opened.ledger.runs.create("a-run", before.temporal.task_queue, {}, "d", 1, "m")
-            killed = kill_everything(tmp_path)
-            assert len(killed) > 8
-            assert control.phase(tmp_path) == "down"
+    async with session_of(before) as opened:
+        await opened.ledger.runs.create("a-run", before.temporal.task_queue, {}, "d", 1, "m")
+    killed = kill_everything(state_dir)
+    assert len(killed) > 8
+    assert control.phase(state_dir) == "down"
 
-            ended = await asyncio.to_thread(CliRunner().invoke, app, ["up", "temporal.retention_days=91"])
+    ended = await asyncio.to_thread(CliRunner().invoke, app, ["up", "temporal.retention_days=91"])
 
-            assert ended.exit_code == 0, ended.output
-            assert "starting the last stack of this folder again" in ended.output
-            assert "run a-run is running in the ledger, but Temporal does not run it" in ended.output
-            assert "`onbelay run resume a-run --reason TEXT`" in ended.output
-            after = control.resolved_recipe(tmp_path)
-            assert after is not None
-            assert after.temporal.retention_days == 91
-            async with session_of(after) as opened:
-                assert [run.run_id for run in await opened.ledger.runs.list()] == ["a-run"]
-        finally:
-            await control.down(tmp_path)
+    assert ended.exit_code == 0, ended.output
+    assert "starting the last stack of this folder again" in ended.output
+    assert "run a-run is running in the ledger, but Temporal does not run it" in ended.output
+    assert "`onbelay run resume a-run --reason TEXT`" in ended.output
+    after = control.resolved_recipe(state_dir)
+    assert after is not None
+    assert after.temporal.retention_days == 91
+    async with session_of(after) as opened:
+        assert [run.run_id for run in await opened.ledger.runs.list()] == ["a-run"]
 
 
 def kill_everything(state_dir: Path) -> list[psutil.Process]:
@@ -143,7 +144,7 @@ def kill_everything(state_dir: Path) -> list[psutil.Process]:
     ]
     for process in processes:
         process.kill()
-    psutil.wait_procs(processes, timeout=20)
+    psutil.wait_procs(processes, timeout=DEADLINE_S)
     return list(set(processes))
 
 
@@ -218,6 +219,14 @@ def test_recipes_of_a_stack_are_read_back_as_they_were_saved(tmp_path: Path) -> 
     recipes = StackRecipes.resolve(recipe_with("http://127.0.0.1:1"), tmp_path)
     recipes.save(tmp_path)
     assert StackRecipes.load(tmp_path) == recipes
+
+
+def test_the_trainer_starts_beside_the_servers_that_it_does_not_need(tmp_path: Path) -> None:
+    members = stack_members(StackRecipes.resolve(recipe_with("http://127.0.0.1:1"), tmp_path), tmp_path)
+    after = {member.name: set(member.after) for member in members}
+    assert after["rollout-worker"] == after["generation-worker"] == {"ledger", "postgres", "temporal", "vllm", "gym"}
+    assert after["trainer-worker"] == {"ledger", "temporal"}
+    assert after["ledger"] == {"postgres"}
 
 
 def test_a_rollout_worker_may_use_its_whole_grace_period(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from workers.stack.errors import PortTaken
-from workers.stack.ports import LOOPBACK, choose_port, distinct_free_ports, free_ports, is_free
+from workers.stack.ports import LOOPBACK, choose_port, distinct_free_ports, free_port, free_ports, is_free
 
 
 def test_a_taken_port_names_its_holder_and_the_key_to_change() -> None:
@@ -34,5 +34,11 @@ def test_a_range_is_checked_to_its_end() -> None:
             choose_port(first, "gym.port", count=3)
 
 
-def test_ports_asked_for_together_differ() -> None:
-    assert len(set(distinct_free_ports(20))) == 20
+def test_a_process_is_never_given_a_port_twice() -> None:
+    given = [free_port(), *distinct_free_ports(20), *(choose_port(0, "gym.port") for _ in range(20))]
+    assert len(set(given)) == 41
+
+
+def test_no_outgoing_connection_takes_a_port_before_it_is_used() -> None:
+    first_for_connections = 32_768  # of Linux, unless it is told otherwise
+    assert all(1024 <= port < first_for_connections for port in distinct_free_ports(20))

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.stack.children import CRASH, DEAF, SERVE, service, until
+from tests.stack.children import CRASH, DEADLINE_S, DEAF, SERVE, service, until
 from workers.stack.errors import ServiceFailed
 from workers.stack.restarts import RestartPolicy
 from workers.stack.service import Action, Launch, Service
@@ -55,7 +55,7 @@ async def test_a_service_starts_when_what_it_needs_is_ready_and_stops_before_it(
 
     members = [
         service(tmp_path, "top", after=("migration",)),
-        Action("migration", migrate, timeout_s=5.0, after=("base",)),
+        Action("migration", migrate, timeout_s=DEADLINE_S, after=("base",)),
         service(tmp_path, "base"),
     ]
     async with supervised(tmp_path, members, note) as supervisor:
@@ -86,7 +86,9 @@ async def test_a_killed_service_is_started_again(tmp_path: Path) -> None:
 
 
 async def test_the_children_of_a_killed_service_go_with_it(tmp_path: Path) -> None:
-    parent = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+    parent = (
+        "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    )
     parent += "open(sys.argv[1] + '-child', 'w').write(str(child.pid))\n" + SERVE
     async with supervised(tmp_path, [service(tmp_path, "one", program=parent)]) as supervisor:
         await supervisor.start()
@@ -116,7 +118,7 @@ async def test_a_missing_program_fails_the_start(tmp_path: Path) -> None:
 
 
 async def test_a_service_that_is_never_ready_fails_at_its_deadline(tmp_path: Path) -> None:
-    idle = service(tmp_path, "idle", "import time; time.sleep(60)", ready_timeout_s=0.2)
+    idle = service(tmp_path, "idle", "import time; time.sleep(600)", ready_timeout_s=0.2)
     async with supervised(tmp_path, [idle]) as supervisor:
         with pytest.raises(ServiceFailed, match=r"it was not ready after 0\.2 s \(FileNotFoundError"):
             await supervisor.start()
@@ -127,7 +129,7 @@ async def test_a_failed_action_fails_the_start(tmp_path: Path) -> None:
     async def refuse() -> None:
         raise ConnectionError("the ledger says no")
 
-    async with supervised(tmp_path, [Action("ledger", refuse, timeout_s=5.0)]) as supervisor:
+    async with supervised(tmp_path, [Action("ledger", refuse, timeout_s=DEADLINE_S)]) as supervisor:
         with pytest.raises(ServiceFailed, match="ledger does not start: the ledger says no"):
             await supervisor.start()
 
@@ -153,7 +155,7 @@ async def test_a_service_that_ignores_sigterm_is_killed_at_its_deadline(tmp_path
 
 
 async def test_stopping_while_starting_leaves_nothing(tmp_path: Path) -> None:
-    idle = service(tmp_path, "idle", "import time; time.sleep(60)")
+    idle = service(tmp_path, "idle", "import time; time.sleep(600)")
     async with supervised(tmp_path, [idle, service(tmp_path, "later", after=("idle",))]) as supervisor:
         starting = asyncio.create_task(supervisor.start())
         await until(lambda: bool(supervisor.pids))

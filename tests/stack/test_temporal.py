@@ -1,5 +1,6 @@
 """The embedded Temporal service."""
 
+import asyncio
 import os
 import signal
 from datetime import timedelta
@@ -42,11 +43,14 @@ async def test_a_killed_service_comes_back_with_its_workflows_attributes_and_ret
                 ]
             ),
         )
+        query = 'TrainingRunId = "run" AND TrainStep = 3 AND FailureClass = "GymHTTP5xx" AND ValidRollouts > 1'
+        async with asyncio.timeout(60):
+            while not [found async for found in client.list_workflows(query)]:  # it is written a little later
+                await asyncio.sleep(0.05)
         (first,) = supervisor.pids
         os.kill(first, signal.SIGKILL)
         await until(lambda: supervisor.statuses[0].state == "ready" and supervisor.pids != {first}, 60)
         client = await Client.connect(temporal.address)
-        query = 'TrainingRunId = "run" AND TrainStep = 3 AND FailureClass = "GymHTTP5xx" AND ValidRollouts > 1'
         assert [found.id async for found in client.list_workflows(query)] == ["kept"]
         assert (await client.get_workflow_handle("kept").describe()).status == WorkflowExecutionStatus.RUNNING
         described = await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace="default"))

@@ -1,9 +1,7 @@
 """A migrated database for the session; a fresh run in it for each test."""
 
-import uuid
 from collections.abc import AsyncIterator
 
-import asyncpg
 import pytest
 from pydantic import SecretStr
 
@@ -11,24 +9,17 @@ from configs.storage import StorageConfig
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.ledger import Ledger
-from storage.migrate import migrate
+from tests.databases import new_database
 from tests.storage.building import Story, start_run
 
 
 @pytest.fixture(scope="session")
-async def storage_config(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[StorageConfig]:
+async def storage_config(
+    postgres_dsn: str, template_dsn: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[StorageConfig]:
     """The configuration of a database at the newest revision."""
-    name = f"storage_{uuid.uuid4().hex}"
-    administration = await asyncpg.connect(postgres_dsn)
-    await administration.execute(f'create database "{name}"')
-    try:
-        dsn = SecretStr(f"{postgres_dsn.rsplit('/', 1)[0]}/{name}")
-        config = StorageConfig(dsn=dsn, blobs_url=str(tmp_path_factory.mktemp("blobs")))
-        await migrate(config)
-        yield config
-    finally:
-        await administration.execute(f'drop database "{name}" with (force)')
-        await administration.close()
+    async with new_database(postgres_dsn, template_dsn) as dsn:
+        yield StorageConfig(dsn=SecretStr(dsn), blobs_url=str(tmp_path_factory.mktemp("blobs")))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from storage.checks import INVARIANTS, Violation, violations
 from storage.database import Database
 from storage.errors import UnknownRun
 from storage.ledger import Ledger
-from tests.storage.building import Story, selecting
+from tests.storage.building import Story, selecting, start_run
 
 pytestmark = pytest.mark.integration
 
@@ -116,9 +116,11 @@ PLACES = {
 }
 
 
-async def honest_run(story: Story) -> str:
+@pytest.fixture(scope="module")
+async def honest_run(ledger: Ledger) -> Story:
     """A trained group whose rollout failed once, replayed, failed a call, went on; a copy of it; a group that is open,
     one that was dropped, one in the place of that, and one that was set aside."""
+    story = Story(ledger, (await start_run(ledger)).run_id)
     rollout_id = await story.open_rollout()
     calls = story.ledger.calls
     await story.begin(rollout_id)
@@ -140,36 +142,34 @@ async def honest_run(story: Story) -> str:
     lost = await story.dropped_group(step=2)
     await story.group(step=2, slot=1, replaces=lost.group_id)
     await story.set_aside_group(step=3)
-    return rollout_id
+    return story
 
 
-async def test_rows_of_an_honest_run_violate_nothing(story: Story) -> None:
-    await honest_run(story)
-    assert await story.ledger.checks.of(story.run_id) == []
+async def test_rows_of_an_honest_run_violate_nothing(honest_run: Story) -> None:
+    assert await honest_run.ledger.checks.of(honest_run.run_id) == []
 
 
 @pytest.mark.parametrize("invariant", INVARIANTS)
-async def test_forged_row_is_named(story: Story, owner: Database, invariant: str) -> None:
-    found = await forged(story, owner, FORGERIES[invariant])
+async def test_forged_row_is_named(honest_run: Story, owner: Database, invariant: str) -> None:
+    found = await forged(honest_run, owner, FORGERIES[invariant])
 
     assert {violation.invariant for violation in found} == {invariant} | CONSEQUENCES.get(invariant, set())
-    assert all(violation.row.startswith(story.run_id) for violation in found)
+    assert all(violation.row.startswith(honest_run.run_id) for violation in found)
 
 
 @pytest.mark.parametrize(("forgery", "invariants"), MISSING.items())
 async def test_row_that_is_gone_or_wrong_breaks_what_points_to_it(
-    story: Story, owner: Database, forgery: str, invariants: set[str]
+    honest_run: Story, owner: Database, forgery: str, invariants: set[str]
 ) -> None:
-    found = await forged(story, owner, forgery)
+    found = await forged(honest_run, owner, forgery)
     assert {violation.invariant for violation in found} == invariants
 
 
 async def forged(story: Story, owner: Database, forgery: str) -> list[Violation]:
     """The violations of an honest run of which some rows were forged."""
-    rollout_id = await honest_run(story)
     known = {
         "run_id": story.run_id,
-        "rollout_id": rollout_id,
+        "rollout_id": f"{story.group_id(0, 0)}/rollout-0",
         "group_id": story.group_id(0, 0),
         "other_id": story.group_id(1, 0),
         "dropped_id": story.group_id(2, 0),

@@ -6,6 +6,7 @@ is started in its place does not.
 
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from workers.trainer_worker import main
 
 FAULTS = "FAILING_WORKER_FAULTS"
 FIRST_MICRO_BATCH = ("gradient", 1)
+NEVER_CALLED = {"wandb", "torch._inductor"}  # see activities/training/lean_import.py
 
 
 def fail_as_told(folder: Path, rank: str) -> None:
@@ -34,6 +36,7 @@ def fail_as_told(folder: Path, rank: str) -> None:
 
 
 if __name__ == "__main__":
+    assert not NEVER_CALLED & sys.modules.keys()
     faults, this_rank = Path(os.environ[FAULTS]), os.environ["RANK"]
     fail_as_told(faults, this_rank)
     written = faults / f".pid-{this_rank}"

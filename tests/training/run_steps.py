@@ -1,3 +1,5 @@
+# pyright: reportPrivateImportUsage=false
+# (torch documents its stores and does not export them to type checkers.)
 """Ranks for the layout tests: imports the trainer once, then forks new ranks for every order it reads.
 
 An order is a line of JSON on standard input; the answer on standard output is `ok`, or `failed` when a rank failed.
@@ -9,7 +11,6 @@ import errno
 import json
 import os
 import signal
-import socket
 import sys
 import traceback
 import weakref
@@ -22,16 +23,20 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from activities.training.batch import TrainingBatch
+from activities.training.lean_import import lean_import
 from activities.training.megatron import hf_writer
 from activities.training.megatron.cpu_shims import megatron_device
-from activities.training.megatron.engine import Engine
 from configs.grpo import GrpoConfig
 from configs.training import TrainingConfig
+
+with lean_import():
+    from megatron.core import parallel_state
+
+    from activities.training.megatron.engine import Engine
 
 RANK_DEADLINE_S = 240
 
@@ -168,21 +173,17 @@ def _full_disk(files_before: int | None) -> Iterator[None]:
         yield
 
 
-def _be_rank(rank: int, order: Order, port: int) -> None:
+def _be_rank(rank: int, order: Order) -> None:
     """Never returns: threads of libtorch may abort the interpreter's finalisation."""
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(order.ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(order.ranks)}
     signal.alarm(RANK_DEADLINE_S)  # ends ranks that wait for each other for ever
     code = 1
     with order.log.with_suffix(f".{rank}.log").open("w", encoding="utf-8") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         try:
+            met = dist.FileStore(str(order.log.with_suffix(".store")), order.ranks)
+            dist.init_process_group("gloo", store=met, rank=rank, world_size=order.ranks)
             for job in order.jobs:
                 run(job)
             code = 0
@@ -195,14 +196,11 @@ def _be_rank(rank: int, order: Order, port: int) -> None:
 
 def _fork(order: Order) -> bool:
     """Whether all ranks of an order ended well; when one does not, the others are ended."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     running: set[int] = set()
     for rank in range(order.ranks):
         child = os.fork()
         if child == 0:
-            _be_rank(rank, order, port)
+            _be_rank(rank, order)
         running.add(child)
     good = True
     while running:

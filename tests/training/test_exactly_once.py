@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import asyncpg
 import pytest
 from temporalio.exceptions import ApplicationError
 
@@ -18,12 +17,13 @@ from activities.training.plan import EngineAt
 from activities.training.rank_watch import RankWatch, Signal
 from storage.blobs import BlobStore
 from storage.steps import Steps
+from tests.databases import new_database
 from tests.training.samples import make_batch
 from tests.training.trainer_site import Site, new_site
 
 pytestmark = pytest.mark.integration
 
-STEPS = 4
+STEPS = 3
 PATIENCE_S = 60.0
 
 
@@ -40,19 +40,17 @@ class Quiet:
 
 
 @pytest.fixture(scope="module")
-async def quiet(postgres_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Quiet]:
-    name = f"once_{uuid.uuid4().hex}"
-    administration = await asyncpg.connect(postgres_dsn)
-    await administration.execute(f'create database "{name}"')
-    async with new_site(f"{postgres_dsn.rsplit('/', 1)[0]}/{name}", tmp_path_factory.mktemp("once")) as site:
+async def quiet(postgres_dsn: str, template_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Quiet]:
+    async with (
+        new_database(postgres_dsn, template_dsn) as dsn,
+        new_site(dsn, tmp_path_factory.mktemp("once")) as site,
+    ):
         made = Quiet(site)
         await site.start_run("quiet")
         for step in range(STEPS):
             await site.train(step)
             made.digests[step + 1] = (await site.publish(step + 1)).digest
         yield made
-    await administration.execute(f'drop database "{name}" with (force)')
-    await administration.close()
 
 
 @pytest.fixture

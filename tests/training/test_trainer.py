@@ -19,7 +19,7 @@ from activities.training.watch import StepCancelled
 from configs.grpo import GrpoConfig
 from configs.training import TrainingConfig
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 MICRO_BATCHES = 3
 SETTINGS = Settings(TrainingConfig(), GrpoConfig(), 1.0, Path("model"))
 

@@ -20,8 +20,8 @@ START_TIMEOUT_S = 120.0
 
 
 @pytest.fixture
-async def site(database_dsn: str, tmp_path: Path) -> AsyncIterator[Site]:
-    async with new_site(database_dsn, tmp_path) as made:
+async def site(migrated_dsn: str, tmp_path: Path) -> AsyncIterator[Site]:
+    async with new_site(migrated_dsn, tmp_path) as made:
         yield made
 
 

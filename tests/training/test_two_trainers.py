@@ -2,22 +2,24 @@
 
 import asyncio
 import hashlib
-import json
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import asyncpg
 import pytest
 from temporalio.exceptions import ApplicationError
 
+from activities.training import lease as lease_module
 from activities.training.lease import TrainerBusy, TrainerReplaced, holding, new_holder
 from storage.errors import LedgerUnavailable
 from storage.trainer_leases import TrainerLease, TrainerLeases
-from tests.training.first_trainer import DSN
+from tests.training.first_trainer import SLEEP_S, Errand
 from tests.training.samples import make_batch
 from tests.training.trainer_site import Site, new_site
 
@@ -25,14 +27,20 @@ pytestmark = pytest.mark.integration
 
 PATIENCE_S = 120.0
 SHORT_S = 0.4
-LONG_S = 60.0
+LONG_S = 600.0  # much longer than a test takes
 
 
 @pytest.fixture
-async def site(database_dsn: str, tmp_path: Path) -> AsyncIterator[Site]:
-    async with new_site(database_dsn, tmp_path) as made:
+async def site(migrated_dsn: str, tmp_path: Path) -> AsyncIterator[Site]:
+    async with new_site(migrated_dsn, tmp_path) as made:
         await made.start_run("run")
         yield made
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long lease is renewed all the time, so the event loop may be late."""
+    monkeypatch.setattr(lease_module, "_RENEWALS_PER_LEASE", LONG_S / 0.02)
 
 
 def silent(_: str) -> None:
@@ -46,30 +54,31 @@ def test_no_two_processes_have_one_name() -> None:
 
 async def test_a_trainer_that_finds_the_run_held_waits_once_and_names_the_holder(site: Site) -> None:
     leases, said = site.ledger.trainer_leases, list[str]()
-    async with holding(leases, "run", "first", SHORT_S, silent):
+    async with holding(leases, "run", "first", LONG_S, silent):
         with pytest.raises(TrainerBusy, match="is held by the trainer first") as busy:
             async with holding(leases, "run", "second", SHORT_S, said.append):
                 raise AssertionError("two trainers hold the run")
     assert busy.value.bucket == "infra"
     assert len(said) == 1
     assert said[0].startswith("waits for the trainer first")
-    async with holding(leases, "run", "second", SHORT_S, silent) as lease:
+    async with holding(leases, "run", "second", LONG_S, silent) as lease:
         assert lease.holder == "second"
 
 
 async def test_a_trainer_takes_over_from_one_that_died_without_a_word(site: Site) -> None:
     leases = site.ledger.trainer_leases
     dead = await leases.acquire("run", "dead", SHORT_S)
-    async with holding(leases, "run", "second", SHORT_S, silent) as lease:
+    async with holding(leases, "run", "second", LONG_S, silent) as lease:
         assert lease.token == dead.token + 1
 
 
-async def test_a_replaced_trainer_ends_its_work_as_it_renews(site: Site, database_dsn: str) -> None:
+@pytest.mark.usefixtures("often")
+async def test_a_replaced_trainer_ends_its_work_as_it_renews(site: Site, migrated_dsn: str) -> None:
     leases = site.ledger.trainer_leases
 
     async def work() -> None:
-        async with holding(leases, "run", "first", SHORT_S, silent):
-            onlooker = await asyncpg.connect(database_dsn)
+        async with holding(leases, "run", "first", LONG_S, silent):
+            onlooker = await asyncpg.connect(migrated_dsn)
             await onlooker.execute("UPDATE trainer_leases SET token = token + 1, holder = 'second'")
             await onlooker.close()
             await asyncio.wait_for(asyncio.Event().wait(), PATIENCE_S)
@@ -81,25 +90,41 @@ async def test_a_replaced_trainer_ends_its_work_as_it_renews(site: Site, databas
     assert (last.holder, last.released_at) == ("second", None)
 
 
-async def test_a_trainer_that_cannot_renew_for_a_lease_ends_its_work(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries: list[int] = []
+@pytest.fixture
+def unrenewed(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[int]:
+    """No lease can be renewed; the tokens of those that should have been."""
+    tries = asyncio.Queue[int]()
 
     async def renew(_: TrainerLeases, lease: TrainerLease, seconds: float) -> TrainerLease:
-        tries.append(lease.token)
+        tries.put_nowait(lease.token)
         raise LedgerUnavailable("server", "no answer")
 
     monkeypatch.setattr(TrainerLeases, "renew", renew)
+    return tries
+
+
+@pytest.mark.usefixtures("often")
+async def test_a_trainer_that_cannot_renew_for_a_while_tries_on_and_works(
+    site: Site, unrenewed: asyncio.Queue[int]
+) -> None:
+    async with (
+        holding(site.ledger.trainer_leases, "run", "first", LONG_S, silent) as lease,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        assert [await unrenewed.get() for _ in range(3)] == [lease.token] * 3
+
+
+@pytest.mark.usefixtures("unrenewed")
+async def test_a_trainer_that_cannot_renew_for_a_lease_ends_its_work(site: Site) -> None:
     with pytest.raises(TrainerReplaced, match="could not renew its lease"):
         async with holding(site.ledger.trainer_leases, "run", "first", SHORT_S, silent):
             await asyncio.wait_for(asyncio.Event().wait(), PATIENCE_S)
-    assert len(tries) > 1
 
 
+@pytest.mark.usefixtures("often")
 async def test_a_lease_is_renewed_for_as_long_as_the_work_takes(site: Site) -> None:
     leases = site.ledger.trainer_leases
-    async with holding(leases, "run", "first", SHORT_S, silent) as lease, asyncio.timeout(PATIENCE_S):
+    async with holding(leases, "run", "first", LONG_S, silent) as lease, asyncio.timeout(PATIENCE_S):
         while (held := await leases.last("run")) is None or held.expires_at <= lease.expires_at:
             await asyncio.sleep(0.02)
         assert held.token == lease.token
@@ -113,30 +138,55 @@ async def test_what_an_engine_holds_counts_for_nothing_after_another_trainer_had
     assert (await site.train(1)).replayed_steps == 1
 
 
-@asynccontextmanager
-async def first_trainer(site: Site, dsn: str, folder: Path, moment: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The first trainer, arrived at the moment."""
-    with (folder / "first.log").open("w") as log:
+@dataclass
+class FirstTrainer:
+    """A trainer in a process of its own."""
+
+    process: asyncio.subprocess.Process
+    log: Path
+
+    @asynccontextmanager
+    async def at(self, errand: Errand) -> AsyncIterator[None]:
+        """It has come to the moment, and does not go on while the block lasts unless it is told to."""
+        stdin = self.process.stdin
+        assert stdin is not None
+        stdin.write(errand.model_dump_json().encode() + b"\n")
+        try:
+            await self.until((errand.folder / "arrived").exists)
+            yield
+        finally:
+            self.wake(errand)
+
+    def wake(self, errand: Errand) -> None:
+        """Let it go on."""
+        (errand.folder / "go").touch()
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Wait for something that it does."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not true():
+                assert self.process.returncode is None, self.log.read_text()[-3000:]
+                await asyncio.sleep(0.05)
+
+
+@pytest.fixture(scope="module", autouse=True)
+async def first(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FirstTrainer]:
+    """It begins to import what it needs while other tests run."""
+    file = tmp_path_factory.mktemp("first") / "first.log"
+    with file.open("w") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.training.first_trainer", str(folder), site.run_id, moment),
-            env={**os.environ, DSN: dsn, "OMP_NUM_THREADS": "1"},
+            *(sys.executable, "-m", "tests.training.first_trainer"),
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=asyncio.subprocess.PIPE,
             stdout=log,
             stderr=log,
         )
-    try:
-        await until((folder / "arrived").exists, folder, process)
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-async def until(true: Callable[[], bool], folder: Path, process: asyncio.subprocess.Process) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not true():
-            assert process.returncode is None, (folder / "first.log").read_text()[-3000:]
-            await asyncio.sleep(0.05)
+    yield FirstTrainer(process, file)
+    if process.returncode is None:
+        process.kill()
+    await process.wait()
 
 
 def files(site: Site, token: int) -> dict[str, str]:
@@ -160,30 +210,46 @@ async def ledgered(site: Site) -> list[object]:
     ]
 
 
+async def end_leases(dsn: str) -> None:
+    """As if their time had passed."""
+    ledger = await asyncpg.connect(dsn)
+    await ledger.execute("UPDATE trainer_leases SET expires_at = clock_timestamp()")
+    await ledger.close()
+
+
 @pytest.mark.parametrize("moment", ["gradient", "export"])
 async def test_a_trainer_that_wakes_late_changes_neither_ledger_nor_files_of_its_successor(
-    site: Site, database_dsn: str, tmp_path: Path, moment: str
+    site: Site,
+    first: FirstTrainer,
+    migrated_dsn: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: Literal["gradient", "export"],
 ) -> None:
-    await site.start_run("long", heartbeat_timeout_s=3.0)
+    assert LONG_S < SLEEP_S
+    await site.start_run("long", heartbeat_timeout_s=LONG_S)
     await site.train(0)
     digest = await site.store(make_batch(1))
-    async with first_trainer(site, database_dsn, tmp_path, moment) as first:
+    errand = Errand(dsn=migrated_dsn, folder=tmp_path, run_id=site.run_id, moment=moment)
+    async with first.at(errand):
         held = await site.ledger.trainer_leases.last(site.run_id)
         assert held is not None
-        with pytest.raises(ApplicationError, match=f"TrainerBusy.* is held by the trainer {held.holder}") as busy:
-            await site.ask_step(1, digest)
+        with monkeypatch.context() as patched:
+            patched.setattr(lease_module, "_MARGIN_S", -LONG_S)  # the holder lives: it is of no use to wait for it
+            with pytest.raises(ApplicationError, match=f"TrainerBusy.* is held by the trainer {held.holder}") as busy:
+                await site.ask_step(1, digest)
         assert not busy.value.non_retryable
 
-        first.send_signal(signal.SIGSTOP)
-        applied = await site.ask_step(1, digest)  # waits until the first one's lease ends
+        first.process.send_signal(signal.SIGSTOP)
+        await end_leases(migrated_dsn)
+        applied = await site.ask_step(1, digest)
         assert applied.policy_version == 2
         published = [await site.publish(version) for version in (1, 2)]
         before = await ledgered(site), files(site, held.token)
 
-        (tmp_path / "go").touch()
-        first.send_signal(signal.SIGCONT)
-        await until((tmp_path / "outcome.json").exists, tmp_path, first)
-    assert "TrainerReplaced" in json.loads((tmp_path / "outcome.json").read_text())
+        first.wake(errand)
+        await first.until((tmp_path / "outcome").exists)
+    assert "TrainerReplaced" in (tmp_path / "outcome").read_text()
     assert (await ledgered(site), files(site, held.token)) == before
     late = [path.name for path in site.folder.rglob(f"*-lease-{held.token}")]
     assert late == ([f"policy-1-lease-{held.token}"] if moment == "export" else [])

@@ -18,7 +18,6 @@ from configs.storage import StorageConfig
 from storage.blobs import BlobStore
 from storage.database import Database
 from storage.ledger import Ledger
-from storage.migrate import migrate
 from tests.storage.building import Story
 from tests.training.samples import make_batch, write_model
 from workflows.messages import WeightsRef
@@ -97,10 +96,9 @@ class Site:
 
 
 @asynccontextmanager
-async def new_site(database_dsn: str, folder: Path) -> AsyncIterator[Site]:
-    """A site in an empty database."""
-    storage = StorageConfig(dsn=SecretStr(database_dsn), blobs_url=str(folder / "blobs"))
-    await migrate(storage)
+async def new_site(migrated_dsn: str, folder: Path) -> AsyncIterator[Site]:
+    """A site in a ledger without rows."""
+    storage = StorageConfig(dsn=SecretStr(migrated_dsn), blobs_url=str(folder / "blobs"))
     database = Database(storage)
     recipe = Recipe.model_validate(
         {

@@ -1,13 +1,15 @@
-"""A real service and one whose time can be skipped, with workers for all tests; a fresh run for each test.
+"""Three services with workers for all tests, and a fresh run for each test.
 
-The one that skips time believes for ever that an activity runs whose workflow was cancelled, and waits for it: tests
-that cancel use the real one.
+Most tests use a test server, at a tenth of the cost of the real service. It loses a cancellation of children now and
+then, leaves the children of a terminated workflow running, and neither resets nor lists: tests that do any of this use
+the real service, as do those that record histories. Another test server skips time; it believes for ever that an
+activity runs whose workflow was cancelled, and waits for it.
 """
 
 import shutil
 import sys
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -30,14 +32,16 @@ def fakes() -> Fakes:
 
 
 @pytest.fixture
-def run(fakes: Fakes) -> FakeRun:
-    """A fresh run."""
-    return fakes.new_run(f"run-{uuid.uuid4().hex[:8]}")
+def run(fakes: Fakes) -> Iterator[FakeRun]:
+    """A fresh run. What still hangs after the test ends, so that it keeps no place of a worker."""
+    run = fakes.new_run(f"run-{uuid.uuid4().hex[:8]}")
+    yield run
+    run.let_go()
 
 
 @asynccontextmanager
-async def skipping_service(fakes: Fakes) -> AsyncIterator[WorkflowEnvironment]:
-    """A service whose timers pass at once, with workers."""
+async def testing_service(fakes: Fakes) -> AsyncIterator[WorkflowEnvironment]:
+    """A test server with workers. Its timers pass at once while its own client waits for a result."""
     name = "temporal-test-server"
     binary = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
     assert binary, f"{name} is not installed"
@@ -54,19 +58,30 @@ async def skipping_service(fakes: Fakes) -> AsyncIterator[WorkflowEnvironment]:
 @pytest.fixture(scope="session")
 async def skipping(fakes: Fakes) -> AsyncIterator[Client]:
     """A client whose waiting for a result passes the time."""
-    async with skipping_service(fakes) as env:
+    async with testing_service(fakes) as env:
         yield env.client
 
 
 @pytest.fixture
 async def own_env(fakes: Fakes) -> AsyncIterator[WorkflowEnvironment]:
     """A service of the test's own: one that has seen an activity die no longer passes time by itself."""
-    async with skipping_service(fakes) as env:
+    async with testing_service(fakes) as env:
         yield env
 
 
 @pytest.fixture(scope="session")
-async def client(temporal_address: str, fakes: Fakes) -> AsyncIterator[Client]:
+async def client(fakes: Fakes) -> AsyncIterator[Client]:
+    """A client of a test server that skips no time."""
+    async with testing_service(fakes) as env:
+        yield await Client.connect(
+            env.client.service_client.config.target_host,
+            namespace=env.client.namespace,
+            data_converter=pydantic_data_converter,
+        )
+
+
+@pytest.fixture(scope="session")
+async def real(temporal_address: str, fakes: Fakes) -> AsyncIterator[Client]:
     """A client of a real service, with workers. Nothing they write names this machine."""
     client = await Client.connect(temporal_address, data_converter=pydantic_data_converter, identity="onbelay")
     async with serving(client, QUEUE, fakes):

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import JsonValue
 
@@ -33,7 +33,14 @@ from workflows.messages import (
     WeightsRef,
 )
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
+
+
+def settlement(rollout_id: str, index: int, attempt: int, **own: Any) -> RolloutResult:
+    """What all attempts that settle have in common: four calls, of which a later attempt replays three."""
+    counts = {"model_calls": 4, "segments": 2, "generated_calls": 4, "replayed_calls": 3 * attempt}
+    given = {"rollout_id": rollout_id, "index": index, "attempt": attempt, "attempts": attempt + 1}
+    return RolloutResult.model_validate(given | counts | own)
 
 
 @dataclass(frozen=True)
@@ -45,19 +52,8 @@ class Valid:
 
     def settled_as(self, rollout_id: str, index: int, *, attempt: int, version: int) -> RolloutResult:
         """The settlement."""
-        return RolloutResult(
-            rollout_id=rollout_id,
-            index=index,
-            state="valid",
-            attempt=attempt,
-            reward=self.reward,
-            model_calls=4,
-            segments=2,
-            policy_version=version - self.older,
-            attempts=attempt + 1,
-            generated_calls=4,
-            replayed_calls=3 * attempt,
-        )
+        oldest = version - self.older
+        return settlement(rollout_id, index, attempt, state="valid", reward=self.reward, policy_version=oldest)
 
 
 @dataclass(frozen=True)
@@ -68,19 +64,7 @@ class Masked:
 
     def settled_as(self, rollout_id: str, index: int, *, attempt: int, version: int) -> RolloutResult:
         """The settlement."""
-        return RolloutResult(
-            rollout_id=rollout_id,
-            index=index,
-            state="masked",
-            attempt=attempt,
-            model_calls=4,
-            segments=2,
-            policy_version=version,
-            reason=self.reason,
-            attempts=attempt + 1,
-            generated_calls=4,
-            replayed_calls=3 * attempt,
-        )
+        return settlement(rollout_id, index, attempt, state="masked", reason=self.reason, policy_version=version)
 
 
 @dataclass(frozen=True)
@@ -166,6 +150,17 @@ class FakeRun:
         async with asyncio.timeout(DEADLINE_S):
             while not condition():
                 await asyncio.sleep(0.01)
+
+    def let_go(self) -> None:
+        """End every activity that waits for the test."""
+        for event in (self.release, *self.gates.values()):
+            event.set()
+        for event in (self.ledger_is_slow, self.audit_is_slow):
+            event.clear()
+
+    def is_settled(self, group_id: str, index: int) -> bool:
+        """Whether the ledger has a rollout's settlement."""
+        return group_id in self.groups and index in self.groups[group_id].settled
 
     def claim(self, purpose: str, step: int, slot: int) -> PromptClaim:
         """The next prompt of the run's order, or the one that the slot has."""

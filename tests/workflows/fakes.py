@@ -107,7 +107,7 @@ class Fakes:
             if isinstance(attempt, RolloutResult):
                 return attempt
             if rollout.rollout_id in run.gates:
-                async with heartbeats(interval_s=0.05):
+                async with heartbeats(interval_s=1):
                     await run.gates[rollout.rollout_id].wait()
             outcome = await _played(run, run.outcome(rollout, attempt))
         except (BoundaryError, RecoveryRefused) as error:
@@ -243,7 +243,7 @@ async def _played(run: FakeRun, outcome: Outcome) -> Valid | Masked:
         case Valid() | Masked():
             return outcome
         case Hangs():
-            async with heartbeats(interval_s=0.05):
+            async with heartbeats(interval_s=1):
                 await run.release.wait()
             return Valid(1.0)
         case Dies():

@@ -92,7 +92,7 @@ def model_of(run: FakeRun, failure: FailureConfig) -> tuple[BudgetState, bool]:
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_every_prompt_and_every_rollout_is_accounted_for(client: Client, run: FakeRun, seed: int) -> None:
+async def test_every_prompt_and_every_rollout_is_accounted_for(real: Client, run: FakeRun, seed: int) -> None:
     dice = random.Random(seed)
     chosen = any_policy(dice)
     any_failures(dice, run)
@@ -101,8 +101,8 @@ async def test_every_prompt_and_every_rollout_is_accounted_for(client: Client, r
     was_killed = bool(kills)
     reason = ""
     while True:
-        handle = await start_run(client, run_input(run, chosen, next_step=len(run.metrics)))
-        if kills and await killed_after(client, run, handle, kills.pop(0)):
+        handle = await start_run(real, run_input(run, chosen, next_step=len(run.metrics)))
+        if kills and await killed_after(real, run, handle, kills.pop(0)):
             run.check_identity()
             assert model_of(run, chosen.failure)[0] == run.budgets()
             continue

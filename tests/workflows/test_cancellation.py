@@ -12,7 +12,7 @@ from workflows.lending import Lending
 from workflows.messages import LendGroup, Lent
 from workflows.tasks import Tasks
 
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 QUESTION = LendGroup(borrower=0, lost="run/step-0/group-0", replacements_used=0)
 Wait = Callable[..., Awaitable[bool]]
 

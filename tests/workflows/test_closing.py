@@ -1,6 +1,7 @@
 """The places of a step: who stands in them, what is lost, and when the step closes."""
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -325,3 +326,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=50)

@@ -30,10 +30,10 @@ async def test_an_evaluation_asks_for_as_many_prompts_as_the_recipe_says(client:
     assert len(run.groups) == 2
 
 
-async def test_a_cancelled_evaluation_leaves_no_group_open(client: Client, run: FakeRun) -> None:
+async def test_a_cancelled_evaluation_leaves_no_group_open(real: Client, run: FakeRun) -> None:
     for slot in (0, 1):
         run.script[f"{run.id}/eval-0/group-{slot}/rollout-0"] = [Hangs()]
-    handle = await client.start_workflow(
+    handle = await real.start_workflow(
         Evaluation.run, evaluation_input(run, policy()), id=f"{run.id}/eval-0", task_queue=QUEUE
     )
     await run.until(lambda: run.count("run_rollout") == 2)

@@ -280,8 +280,8 @@ def recorded(name: str) -> WorkflowHistory:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("name", STORIES)
-async def test_what_happens_now_replays(client: Client, fakes: Fakes, name: str) -> None:
-    history = await STORIES[name](client, fakes.new_run(f"golden-{name.replace('_', '-')}"))
+async def test_what_happens_now_replays(real: Client, fakes: Fakes, name: str) -> None:
+    history = await STORIES[name](real, fakes.new_run(f"golden-{name.replace('_', '-')}"))
     await replay(history)
     if RECORD:
         text = json.dumps(without_stack_traces(history.to_json_dict()), indent=0)

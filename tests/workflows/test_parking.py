@@ -46,7 +46,7 @@ async def started(
     """A group that parks rather than being dropped; one script for each rollout."""
     for index, script in enumerate(scripts):
         run.script[rollout_id(run, index)] = script
-    settings = {"on_dropped_prompt": "park", "park_timeout_s": 3600, **failure}
+    settings = {"on_dropped_prompt": "park", "park_timeout_s": 3600, "backoff_base_s": 0.01, **failure}
     chosen = policy(rollouts=len(scripts), min_valid=min_valid, **settings)
     return await start_group(client, run, group_input(run, chosen))
 
@@ -82,12 +82,6 @@ async def refusal(handle: Handle, update: str, argument: object) -> ApplicationE
         await handle.execute_update(update, argument)
     assert isinstance(caught.value.cause, ApplicationError)
     return caught.value.cause
-
-
-def is_settled(run: FakeRun, index: int) -> bool:
-    """Whether the ledger has a rollout's settlement."""
-    group = run.groups.get(group_id(run))
-    return group is not None and index in group.settled
 
 
 def audited(run: FakeRun) -> list[tuple[str, str, str, str]]:
@@ -175,7 +169,7 @@ async def test_evidence_is_never_masked(client: Client, run: FakeRun) -> None:
 
 async def test_an_open_rollout_that_is_masked_stops_and_the_group_goes_on(client: Client, run: FakeRun) -> None:
     handle = await started(client, run, [Hangs()], [])
-    await run.until(lambda: is_settled(run, 1))
+    await run.until(lambda: run.is_settled(group_id(run), 1))
     assert (await masked(handle, 0)).state == "open"
     result = await handle.result()
     assert (result.state, result.valid, result.masked) == ("sealed", 1, 1)
@@ -184,7 +178,7 @@ async def test_an_open_rollout_that_is_masked_stops_and_the_group_goes_on(client
 
 async def test_mask_of_an_open_group_seals_it_with_what_is_valid(client: Client, run: FakeRun) -> None:
     handle = await started(client, run, [Hangs()], [], [Hangs()], min_valid=2)
-    await run.until(lambda: run.count("run_rollout") == 3 and is_settled(run, 1))
+    await run.until(lambda: run.count("run_rollout") == 3 and run.is_settled(group_id(run), 1))
     while "done" not in [action.outcome for action in run.audit.values()]:  # the workflow may not have seen it yet
         try:
             await masked(handle)
@@ -303,8 +297,8 @@ async def test_a_preview_says_what_would_happen_and_changes_nothing(client: Clie
     await dropped(handle)
 
 
-async def test_a_cancelled_parked_group_is_dropped(client: Client, run: FakeRun) -> None:
-    handle = await parked_group(client, run, [DATA, DATA])
+async def test_a_cancelled_parked_group_is_dropped(real: Client, run: FakeRun) -> None:
+    handle = await parked_group(real, run, [DATA, DATA])
     await handle.cancel()
     await run.until(lambda: run.groups[group_id(run)].state == "dropped")
     assert (run.groups[group_id(run)].bucket, run.groups[group_id(run)].reason) == (None, "cancelled")
@@ -331,7 +325,7 @@ async def test_a_diagnostic_copy_never_waits_for_an_operator(client: Client, run
 async def test_a_lost_rollout_of_an_open_group_is_masked(client: Client, run: FakeRun) -> None:
     """Where a lost rollout costs the group, an operator keeps it while its siblings still run."""
     handle = await started(client, run, [DATA, DATA], [Hangs()], on_lost_rollout="drop_group")
-    await run.until(lambda: is_settled(run, 0))
+    await run.until(lambda: run.is_settled(group_id(run), 0))
     await masked(handle, 0)
     run.release.set()
     result = await handle.result()
@@ -340,9 +334,9 @@ async def test_a_lost_rollout_of_an_open_group_is_masked(client: Client, run: Fa
     assert [request.state for request in given_up if isinstance(request, LoseRollout)] == ["lost", "masked"]
 
 
-async def test_a_reset_repeats_neither_a_rollout_nor_an_audit_entry(client: Client, run: FakeRun) -> None:
+async def test_a_reset_repeats_neither_a_rollout_nor_an_audit_entry(real: Client, run: FakeRun) -> None:
     """`temporal workflow reset` to the first task: the ledger has what is settled, and requests come again by id."""
-    handle = await parked_group(client, run, [DATA, DATA], [], min_valid=2)
+    handle = await parked_group(real, run, [DATA, DATA], [], min_valid=2)
     await retried(handle)
     assert (await handle.result()).state == "sealed"
     before = dict(run.attempts)
@@ -351,16 +345,16 @@ async def test_a_reset_repeats_neither_a_rollout_nor_an_audit_entry(client: Clie
         for event in (await handle.fetch_history()).events
         if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED
     )
-    await client.workflow_service.reset_workflow_execution(
+    await real.workflow_service.reset_workflow_execution(
         ResetWorkflowExecutionRequest(
-            namespace=client.namespace,
+            namespace=real.namespace,
             workflow_execution=WorkflowExecution(workflow_id=handle.id),
             reason="a test",
             workflow_task_finish_event_id=first_task,
             request_id=uuid.uuid4().hex,
         )
     )
-    again = await client.get_workflow_handle_for(PromptGroup.run, handle.id).result()
+    again = await real.get_workflow_handle_for(PromptGroup.run, handle.id).result()
     assert (again.state, again.valid) == ("sealed", 2)
     assert run.attempts == before
     assert len(run.audit) == 1

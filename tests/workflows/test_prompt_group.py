@@ -116,9 +116,9 @@ async def test_a_group_that_is_executed_again_may_sample_everything_afresh(clien
     assert (last.index, last.fresh_after) == (0, 1)
 
 
-async def test_a_cancelled_group_is_dropped_for_nobody_s_fault(client: Client, run: FakeRun) -> None:
+async def test_a_cancelled_group_is_dropped_for_nobody_s_fault(real: Client, run: FakeRun) -> None:
     run.script[rollout_id(run, 0)] = [Hangs()]
-    handle = await start_group(client, run, group_input(run, policy()))
+    handle = await start_group(real, run, group_input(run, policy()))
     await run.until(lambda: run.count("run_rollout") == 2 and 1 in run.groups[group_id(run)].settled)
     await handle.cancel()
     with pytest.raises(WorkflowFailureError) as caught:
@@ -130,9 +130,9 @@ async def test_a_cancelled_group_is_dropped_for_nobody_s_fault(client: Client, r
     assert run.attempts[rollout_id(run, 0)] == 1
 
 
-async def test_a_group_cancelled_between_retries_is_dropped(client: Client, run: FakeRun) -> None:
+async def test_a_group_cancelled_between_retries_is_dropped(real: Client, run: FakeRun) -> None:
     run.script[rollout_id(run, 0)] = [INFRA] * 5
-    handle = await start_group(client, run, group_input(run, policy(rollouts=1, backoff_base_s=30)))
+    handle = await start_group(real, run, group_input(run, policy(rollouts=1, backoff_base_s=30)))
     await run.until(lambda: run.count("run_rollout") == 1)
     await handle.cancel()
     with pytest.raises(WorkflowFailureError):

@@ -116,7 +116,12 @@ async def test_a_step_ends_the_run_after_the_last_group_that_it_may_sample(skipp
     for slot in range(6):
         equal(run, slot, reward=float(slot != 4))
     run.script[rollout_id(run, 0, 1)] = [Valid(0.5)]  # one of them has a signal
-    text = await exhausted(skipping, step_input(run, dynamic(batches=3)))
+    gate = run.gates[rollout_id(run, 0)] = asyncio.Event()
+    ending = asyncio.create_task(exhausted(skipping, step_input(run, dynamic(batches=3))))
+    await run.until(lambda: group_id(run, 1) in run.ended)
+    await until_ended(skipping, run, 0, 1)
+    gate.set()
+    text = await ending
     assert "training step 0 sampled 6 prompt group(s) for its 2 places" in text
     assert "5 were set aside because the rewards of a group were equal (4 all 1, 1 all 0)" in text
     assert "To go on: `onbelay run resume" in text
@@ -178,18 +183,18 @@ async def test_a_group_that_was_set_aside_before_the_step_knew_is_followed_by_th
     assert run.groups[group_id(run, 1)].replaces == group_id(run)
 
 
-async def test_a_power_cut_forgets_neither_the_places_nor_the_count(client: Client, run: FakeRun) -> None:
+async def test_a_power_cut_forgets_neither_the_places_nor_the_count(real: Client, run: FakeRun) -> None:
     equal(run, 0)
     equal(run, 1)
     gate = run.gates[rollout_id(run, 0, 1)] = asyncio.Event()
     step = step_input(run, dynamic(prompts=1, batches=2))
-    handle = await start_step(client, step)
+    handle = await start_step(real, step)
     await run.until(lambda: rollout_id(run, 0, 1) in run.attempts)
     await handle.terminate("power cut")
-    await until_closed(client, group_id(run, 1))
+    await until_closed(real, group_id(run, 1))
     claims = dict(run.claims)
     gate.set()
-    assert "2 were set aside" in await exhausted(client, step)
+    assert "2 were set aside" in await exhausted(real, step)
     assert (run.claims, group_states(run)) == (claims, {0: "set_aside", 1: "set_aside"})
 
 

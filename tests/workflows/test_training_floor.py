@@ -77,8 +77,8 @@ async def refusal(handle: Handle, update: Any, argument: object) -> str:
     return cause.message
 
 
-async def test_a_parked_step_says_what_it_lost_and_how_to_go_on(client: Client, run: FakeRun) -> None:
-    handle = await parked_step(client, run)
+async def test_a_parked_step_says_what_it_lost_and_how_to_go_on(real: Client, run: FakeRun) -> None:
+    handle = await parked_step(real, run)
     shown = await until_shown(handle, "below its floor of 2")
     assert f"{run.id}/step-0 lost 1 group and keeps 1" in shown
     assert f"onbelay group retry {run.id}/step-0/group-0" in shown
@@ -147,12 +147,12 @@ async def test_a_lower_floor_does_not_close_a_step_whose_groups_still_run(client
     assert (await handle.result()).trained == 1
 
 
-async def test_a_raised_floor_ends_a_step_that_it_no_longer_covers(client: Client, run: FakeRun) -> None:
+async def test_a_raised_floor_ends_a_step_that_it_no_longer_covers(real: Client, run: FakeRun) -> None:
     for index in (0, 1):
         run.script[rollout_id(run, index)] = [DATA, DATA]
     run.script[rollout_id(run, 0, 1)] = [Hangs()]
     chosen = policy(max_skipped_prompts=1, min_step_batch_fraction=0.5)
-    handle = await start_step(client, step_input(run, chosen))
+    handle = await start_step(real, step_input(run, chosen))
     await run.until(lambda: state_of(run) == "dropped")
     await handle.signal(TrainingStep.adopt, FailureConfig(min_step_batch_fraction=1, max_skipped_prompts=1))
     with pytest.raises(WorkflowFailureError) as caught:
@@ -209,8 +209,8 @@ async def test_two_operators_who_retry_at_once_run_the_group_once(client: Client
     assert [call.request.model_dump()["group_id"] for call in run.calls_of("open_group")].count(group_id(run)) == 2
 
 
-async def test_a_request_without_a_reason_is_not_even_accepted(client: Client, run: FakeRun) -> None:
-    handle = await parked_step(client, run)
+async def test_a_request_without_a_reason_is_not_even_accepted(real: Client, run: FakeRun) -> None:
+    handle = await parked_step(real, run)
     with pytest.raises(WorkflowUpdateFailedError) as caught:
         await handle.execute_update("retry_group", {"actor": "ada", "reason": " ", "group_id": group_id(run)})
     assert "reason is blank" in str(caught.value.cause)

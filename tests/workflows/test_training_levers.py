@@ -143,8 +143,8 @@ async def test_a_run_stops_after_the_step_that_was_named(client: Client, run: Fa
     assert (result.state, result.steps) == ("stopped", 3)
 
 
-async def test_a_step_that_is_over_cannot_be_the_last_one(client: Client, run: FakeRun) -> None:
-    handle = await paused_run(client, run, steps(9), next_step=4)
+async def test_a_step_that_is_over_cannot_be_the_last_one(real: Client, run: FakeRun) -> None:
+    handle = await paused_run(real, run, steps(9), next_step=4)
     assert "step 3 is over; the next one is 4" in await refusal(handle, "stop", after_step=3)
     assert [(record.verb, record.outcome) for record in run.audit.values()] == [("stop", "refused")]
     await handle.cancel()
@@ -245,8 +245,8 @@ async def test_a_lower_floor_releases_a_parked_step_of_a_run(client: Client, run
     assert run.metrics[0]["train/prompt_groups"] == 1
 
 
-async def test_a_request_that_cannot_be_read_is_no_request(client: Client, run: FakeRun) -> None:
-    handle = await paused_run(client, run, steps(1))
+async def test_a_request_that_cannot_be_read_is_no_request(real: Client, run: FakeRun) -> None:
+    handle = await paused_run(real, run, steps(1))
     for wrong in ({"actor": "ada"}, {"actor": "", "reason": "why"}, {"actor": "ada", "reason": "why", "force": True}):
         with pytest.raises(WorkflowUpdateFailedError):
             await handle.execute_update("pause", wrong)

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 
 from activities.errors import AgentFailed, IntegrityError
 from tests.workflows.building import (
@@ -20,10 +20,11 @@ from tests.workflows.building import (
     until_ended,
     until_shown,
 )
-from tests.workflows.fake_run import DEADLINE_S, FakeRun, Hangs
+from tests.workflows.fake_run import FakeRun, Hangs
 from workflows.messages import (
     BudgetState,
     RunPolicy,
+    RunResult,
 )
 from workflows.requests import (
     PauseRun,
@@ -106,7 +107,7 @@ async def test_a_slow_group_delays_its_own_step_only(client: Client, run: FakeRu
     assert (await handle.result()).steps == 4
 
 
-async def test_drops_of_steps_in_flight_count_in_the_order_in_which_they_end(client: Client, run: FakeRun) -> None:
+async def test_drops_of_steps_in_flight_count_in_the_order_in_which_they_end(real: Client, run: FakeRun) -> None:
     """Drop, drop, keep, drop, drop, drop over two steps: the sixth is the third in a row."""
     chosen = ahead(
         1,
@@ -123,7 +124,7 @@ async def test_drops_of_steps_in_flight_count_in_the_order_in_which_they_end(cli
         run.script[rollout_id(run, 0, slot, step)] = [] if kept else [INFRA]
     for step in (0, 1):
         run.script[rollout_id(run, 0, 3, step)] = [Hangs()]
-    handle = await start_run(client, run_input(run, chosen))
+    handle = await start_run(real, run_input(run, chosen))
     counters: list[int] = []
     for number, place in enumerate(order):
         gates[place].set()
@@ -138,16 +139,16 @@ async def test_drops_of_steps_in_flight_count_in_the_order_in_which_they_end(cli
     assert f"{group_id(run, 2, 1)}" in (reason or "")
 
 
-async def test_a_failing_later_step_ends_the_run_and_leaves_nothing_running(client: Client, run: FakeRun) -> None:
+async def test_a_failing_later_step_ends_the_run_and_leaves_nothing_running(real: Client, run: FakeRun) -> None:
     run.script[rollout_id(run, 0)] = [Hangs()]
     run.script[rollout_id(run, 0, step=1)] = [DATA, DATA]
-    handle = await start_run(client, run_input(run, ahead(2, steps=3)))
+    handle = await start_run(real, run_input(run, ahead(2, steps=3)))
     with pytest.raises(WorkflowFailureError):
         await handle.result()
     state, reason = run.states[-1]
     assert (state, "step 1: skipped 0 prompts" in (reason or "")) == ("failed", True)
     for step in range(3):
-        await until_closed(client, f"{run.id}/step-{step}")
+        await until_closed(real, f"{run.id}/step-{step}")
     await run.until(lambda: all(group.state in ("dropped", "sealed") for group in run.groups.values()))
     assert run.groups[group_id(run)].reason == "cancelled"
 
@@ -235,23 +236,23 @@ async def test_a_step_that_has_its_turn_lends_nothing(client: Client, run: FakeR
     assert (await later.result()).trained == 2
 
 
-async def test_a_promotion_survives_a_restart_of_both_steps(client: Client, run: FakeRun) -> None:
+async def test_a_promotion_survives_a_restart_of_both_steps(real: Client, run: FakeRun) -> None:
     """Executed again, the borrower has the group that it was given, and the lender its spare."""
     run.gates[rollout_id(run, 0)] = asyncio.Event()
     run.script[rollout_id(run, 0)] = [DATA, DATA]
     run.script[rollout_id(run, 0, 1)] = [Hangs()]
     run.script[rollout_id(run, 0, 2, step=1)] = [Hangs()]
     chosen = replacing()
-    handle = await start_run(client, run_input(run, chosen))
+    handle = await start_run(real, run_input(run, chosen))
     await run.until(lambda: sealed(run, 1) == 2)
-    await until_ended(client, run, 1, 2)
+    await until_ended(real, run, 1, 2)
     run.gates[rollout_id(run, 0)].set()
     await run.until(lambda: run.attempts.get(rollout_id(run, 0, 2, step=1), 0) == 1)
     await handle.terminate("power cut")
     for name in [f"{run.id}/step-{step}" for step in (0, 1)] + list(run.groups):
-        await until_closed(client, name)
+        await until_closed(real, name)
     claims = dict(run.claims)
-    assert (await (await start_run(client, run_input(run, chosen))).result()).steps == 2
+    assert (await (await start_run(real, run_input(run, chosen))).result()).steps == 2
     assert run.claims == claims
     assert [len(run.batches[step][1]) for step in (0, 1)] == [2, 2]
     assert run.count("promote_group") == 1
@@ -259,14 +260,14 @@ async def test_a_promotion_survives_a_restart_of_both_steps(client: Client, run:
 
 
 async def test_a_lender_that_died_before_it_drew_its_spare_draws_it_when_it_runs_again(
-    client: Client, run: FakeRun
+    real: Client, run: FakeRun
 ) -> None:
-    later = await start_step(client, step_input(run, replacing(), step=1), turn=False)
+    later = await start_step(real, step_input(run, replacing(), step=1), turn=False)
     await run.until(lambda: sealed(run, 1) == 2)
     await later.terminate("power cut")
     assert run.promote(group_id(run, 0, 1), 0, "lost") is None
     run.claim("train", 1, 2)  # the spare was claimed, and its group never opened
-    result = await (await start_step(client, step_input(run, replacing(), step=1))).result()
+    result = await (await start_step(real, step_input(run, replacing(), step=1))).result()
     assert (result.trained, result.replaced) == (2, 1)
     assert run.batches[1][1] == (group_id(run, 1, 1), group_id(run, 2, 1))
     assert len(run.claims) == 3
@@ -275,7 +276,7 @@ async def test_a_lender_that_died_before_it_drew_its_spare_draws_it_when_it_runs
 async def test_a_paused_run_keeps_what_later_steps_sample(client: Client, run: FakeRun) -> None:
     run.trainer = [Hangs()]
     handle = await start_run(client, run_input(run, ahead(2, steps=5)))
-    await run.until(lambda: run.count("train_step") == 1 and sealed(run, 2) == 1)
+    await run.until(lambda: run.count("train_step") == 1 and sealed(run, 1) == sealed(run, 2) == 1)
     await handle.execute_update(TrainingRun.pause, asked(PauseRun))
     run.release.set()
     await run.until(lambda: run.states[-1:] == [("paused", "paused by ada: a test")])
@@ -333,17 +334,21 @@ async def test_an_evaluation_comes_before_the_next_step_trains_while_later_ones_
     assert list(run.applied) == [0, 1]
 
 
+async def continued_as(handle: WorkflowHandle[TrainingRun, RunResult]) -> str | None:
+    """The next execution of a workflow that was continued as new."""
+    last = (await handle.fetch_history()).events[-1]
+    return last.workflow_execution_continued_as_new_event_attributes.new_execution_run_id or None
+
+
 async def test_a_run_that_goes_on_in_new_executions_drains_its_window_first(client: Client, run: FakeRun) -> None:
     handle = await start_run(client, run_input(run, ahead(2, steps=7), steps_per_execution=3))
     assert (await handle.result()).steps == 7
     assert list(run.applied) == list(range(7))
     assert run.published == list(range(8))
-    executions = [e async for e in client.list_workflows(f'WorkflowId="{run.id}"')]
-    async with asyncio.timeout(DEADLINE_S):
-        while len(executions) < 3:
-            await asyncio.sleep(0.05)
-            executions = [e async for e in client.list_workflows(f'WorkflowId="{run.id}"')]
-    assert len(executions) == 3
+    executions, newest = 1, handle.first_execution_run_id
+    while newest := await continued_as(client.get_workflow_handle(run.id, run_id=newest)):
+        executions += 1
+    assert executions == 3
 
 
 async def test_a_step_waits_for_its_turn(client: Client, run: FakeRun) -> None:

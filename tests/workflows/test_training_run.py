@@ -65,14 +65,14 @@ async def test_a_new_execution_goes_on_where_the_last_one_ended(client: Client, 
     assert len(run.evaluations) == 1
 
 
-async def test_skipped_prompts_count_across_executions(client: Client, run: FakeRun) -> None:
+async def test_skipped_prompts_count_across_executions(real: Client, run: FakeRun) -> None:
     for step in (0, 2):
         run.script[rollout_id(run, 0, step=step)] = [DATA, DATA]
     chosen = policy(
         prompts=2, rollouts=1, grpo={"max_num_steps": 3}, max_skipped_prompts=1, min_step_batch_fraction=0.5
     )
     with pytest.raises(WorkflowFailureError):
-        await (await start_run(client, run_input(run, chosen, steps_per_execution=1))).result()
+        await (await start_run(real, run_input(run, chosen, steps_per_execution=1))).result()
     assert list(run.applied) == [0, 1]
     state, reason = run.states[-1]
     assert state == "failed"
@@ -95,9 +95,9 @@ async def test_a_failed_step_ends_the_run_with_the_root_cause_in_the_ledger(clie
     assert "rollout-0 masked after 1 attempt: truncated" in (reason or "")
 
 
-async def test_a_cancelled_run_is_stopped_and_can_go_on_later(client: Client, run: FakeRun) -> None:
+async def test_a_cancelled_run_is_stopped_and_can_go_on_later(real: Client, run: FakeRun) -> None:
     run.script[rollout_id(run, 0)] = [Hangs()]
-    handle = await start_run(client, run_input(run, steps(1)))
+    handle = await start_run(real, run_input(run, steps(1)))
     await run.until(lambda: run.count("run_rollout") == 1)
     await handle.cancel()
     with pytest.raises(WorkflowFailureError):
@@ -105,12 +105,12 @@ async def test_a_cancelled_run_is_stopped_and_can_go_on_later(client: Client, ru
     assert (await handle.describe()).status == WorkflowExecutionStatus.CANCELED
     assert run.states == [("stopped", "cancelled")]
     assert [group.reason for group in run.groups.values()] == ["cancelled"]
-    again = await (await start_run(client, run_input(run, steps(1)))).result()
+    again = await (await start_run(real, run_input(run, steps(1)))).result()
     assert (again.state, run.applied) == ("completed", {0: "batch-0"})
 
 
-async def test_a_cancelled_pause_is_stopped(client: Client, run: FakeRun) -> None:
-    handle = await start_run(client, run_input(run, steps(1), paused=True))
+async def test_a_cancelled_pause_is_stopped(real: Client, run: FakeRun) -> None:
+    handle = await start_run(real, run_input(run, steps(1), paused=True))
     await run.until(lambda: run.states == [("paused", None)])
     await handle.cancel()
     await run.until(lambda: len(run.states) == 2)

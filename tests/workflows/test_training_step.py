@@ -1,5 +1,7 @@
 """TrainingStep: every claimed prompt is a group, trained or dropped; a step shrinks, replaces or ends the run."""
 
+import asyncio
+
 import pytest
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
@@ -81,9 +83,9 @@ async def test_a_step_shrinks_by_a_dropped_group(client: Client, run: FakeRun) -
     assert run.metrics[0]["train/dropped_prompt_groups"] == 1
 
 
-async def test_a_step_below_its_floor_ends_the_run_with_the_numbers(client: Client, run: FakeRun) -> None:
+async def test_a_step_below_its_floor_ends_the_run_with_the_numbers(real: Client, run: FakeRun) -> None:
     fail_group(run, 1, error=DATA)
-    text = await failure_of_step(client, step_input(run, policy(prompts=4, max_skipped_prompts=5)))
+    text = await failure_of_step(real, step_input(run, policy(prompts=4, max_skipped_prompts=5)))
     assert "training step 0 lost 1 of 4 prompt group(s), leaving 3, below the floor of 4" in text
     assert f"{run.id}/step-0/group-1 (train-prompt-1): prompt train-prompt-1: 0 of 2 rollouts are valid" in text
     assert not run.batches
@@ -99,33 +101,38 @@ async def test_a_dropped_group_is_replaced_by_a_fresh_prompt(client: Client, run
     assert run.metrics[0]["train/replaced_prompt_groups"] == 1
 
 
-async def test_when_the_replacement_is_dropped_too_the_floor_decides(client: Client, run: FakeRun) -> None:
+async def test_when_the_replacement_is_dropped_too_the_floor_decides(real: Client, run: FakeRun) -> None:
     fail_group(run, 0, error=DATA)
     fail_group(run, 2, error=DATA)
     chosen = policy(on_dropped_prompt="replace", max_skipped_prompts=5, max_replacement_attempts=1)
-    text = await failure_of_step(client, step_input(run, chosen))
+    text = await failure_of_step(real, step_input(run, chosen))
     assert "training step 0 lost 1 of 2 prompt group(s), leaving 1, below the floor of 2" in text
 
 
-async def test_the_first_drop_that_no_budget_covers_cancels_the_other_groups(client: Client, run: FakeRun) -> None:
+async def test_the_first_drop_that_no_budget_covers_cancels_the_other_groups(real: Client, run: FakeRun) -> None:
     fail_group(run, 1, error=INFRA)
-    for slot in (0, 2):
-        run.script[rollout_id(run, 0, slot)] = [Hangs()]
+    gates = [run.gates.setdefault(rollout_id(run, index, 1), asyncio.Event()) for index in range(2)]
+    others = [rollout_id(run, 0, slot) for slot in (0, 2)]
+    run.script |= {name: [Hangs()] for name in others}
     chosen = policy(prompts=3, min_step_batch_fraction=0.1, backoff_base_s=0.01)
-    text = await failure_of_step(client, step_input(run, chosen))
+    failing = asyncio.create_task(failure_of_step(real, step_input(run, chosen)))
+    await run.until(lambda: all(name in run.attempts for name in others))
+    for gate in gates:
+        gate.set()
+    text = await failing
     assert "1 prompt groups in a row were dropped" in text
     assert "max_consecutive_dropped_prompts=0" in text
     assert [run.groups[group_id(run, slot)].reason for slot in (0, 2)] == ["cancelled", "cancelled"]
 
 
-async def test_drop_counters_of_earlier_steps_count(client: Client, run: FakeRun) -> None:
+async def test_drop_counters_of_earlier_steps_count(real: Client, run: FakeRun) -> None:
     chosen = policy(max_skipped_prompts=2, min_step_batch_fraction=0.5)
     for step in (0, 1, 2):
         fail_group(run, 0, error=DATA, step=step)
     for step in (0, 1):
-        await (await start_step(client, step_input(run, chosen, step))).result()
+        await (await start_step(real, step_input(run, chosen, step))).result()
         run.serving = 0
-    text = await failure_of_step(client, step_input(run, chosen, step=2))
+    text = await failure_of_step(real, step_input(run, chosen, step=2))
     assert "step 2: skipped 2 prompts and this one also exhausted its data budget" in text
     assert f"onbelay run resume {run.id} failure.max_skipped_prompts=3" in text
 
@@ -152,12 +159,12 @@ async def test_a_kept_group_resets_the_consecutive_counter(client: Client, run: 
     assert (await again.result()).state == "applied"
 
 
-async def test_a_group_that_is_opened_again_gives_back_what_it_cost(client: Client, run: FakeRun) -> None:
+async def test_a_group_that_is_opened_again_gives_back_what_it_cost(real: Client, run: FakeRun) -> None:
     fail_group(run, 0, error=DATA)
-    text = await failure_of_step(client, step_input(run, policy(max_skipped_prompts=1)))
+    text = await failure_of_step(real, step_input(run, policy(max_skipped_prompts=1)))
     assert "below the floor of 2" in text
     assert run.budgets() == BudgetState(skipped_prompts=1)
-    result = await (await start_step(client, step_input(run, policy(max_skipped_prompts=0)))).result()
+    result = await (await start_step(real, step_input(run, policy(max_skipped_prompts=0)))).result()
     assert (result.trained, result.dropped, run.budgets()) == (2, 0, BudgetState())
 
 
@@ -171,16 +178,17 @@ async def test_consumed_samples_are_the_groups_that_were_trained(client: Client,
     assert sum(group.state == "trained" for group in run.groups.values()) == 11
 
 
-async def test_a_resumed_step_keeps_what_it_has_and_runs_what_is_missing(client: Client, run: FakeRun) -> None:
+async def test_a_resumed_step_keeps_what_it_has_and_runs_what_is_missing(real: Client, run: FakeRun) -> None:
     """Three of four groups are there: one is run, and no prompt is thrown away."""
     chosen = policy(prompts=4)
     run.script[rollout_id(run, 0, 3)] = [Hangs()]
-    handle = await start_step(client, step_input(run, chosen))
+    handle = await start_step(real, step_input(run, chosen))
     await run.until(lambda: sum(group.state == "sealed" for group in run.groups.values()) == 3)
+    await run.until(lambda: rollout_id(run, 0, 3) in run.attempts and run.is_settled(group_id(run, 3), 1))
     await handle.terminate("power cut")
+    await until_closed(real, group_id(run, 3))
     claims, rollouts = dict(run.claims), run.count("run_rollout")
-    await until_closed(client, group_id(run, 3))
-    assert (await (await start_step(client, step_input(run, chosen))).result()).trained == 4
+    assert (await (await start_step(real, step_input(run, chosen))).result()).trained == 4
     assert run.claims == claims
     assert run.count("run_rollout") == rollouts + 1  # its sibling had settled
     run.check_identity()
@@ -196,24 +204,25 @@ async def test_a_step_executed_again_goes_straight_to_training(client: Client, r
     assert run.applied == {0: "batch-0"}
 
 
-async def test_a_step_executed_again_keeps_its_prompts_and_what_was_settled(client: Client, run: FakeRun) -> None:
+async def test_a_step_executed_again_keeps_its_prompts_and_what_was_settled(real: Client, run: FakeRun) -> None:
     run.script[rollout_id(run, 1, 1)] = [Hangs()]
     step = step_input(run, policy())
-    handle = await start_step(client, step)
+    handle = await start_step(real, step)
     await run.until(lambda: sum(len(group.settled) for group in run.groups.values()) == 3)
+    await run.until(lambda: rollout_id(run, 1, 1) in run.attempts)
     await handle.cancel()
     with pytest.raises(WorkflowFailureError):
         await handle.result()
     claimed = dict(run.claims)
-    await (await start_step(client, step)).result()
+    await (await start_step(real, step)).result()
     assert run.claims == claimed
     assert sorted(run.attempts.values()) == [1, 1, 1, 2]
 
 
-async def test_a_cancelled_step_leaves_no_group_open(client: Client, run: FakeRun) -> None:
+async def test_a_cancelled_step_leaves_no_group_open(real: Client, run: FakeRun) -> None:
     for slot in range(3):
         run.script[rollout_id(run, 0, slot)] = [Hangs()]
-    handle = await start_step(client, step_input(run, policy(prompts=3)))
+    handle = await start_step(real, step_input(run, policy(prompts=3)))
     await run.until(lambda: run.count("run_rollout") == 6)
     await handle.cancel()
     with pytest.raises(WorkflowFailureError):

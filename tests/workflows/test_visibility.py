@@ -1,6 +1,7 @@
 """What a person sees in Temporal without another tool: search attributes, summaries, a table of what happened."""
 
 import asyncio
+import uuid
 
 import pytest
 from temporalio.api.enums.v1 import EventType
@@ -22,6 +23,7 @@ from tests.workflows.building import (
     until_shown,
 )
 from tests.workflows.fake_run import DEADLINE_S, FakeRun, Hangs, Masked
+from tests.workflows.fakes import Fakes
 from workflows.messages import Failure, GroupResult
 from workflows.prompt_group import PromptGroup
 from workflows.search_attributes import (
@@ -41,19 +43,21 @@ pytestmark = pytest.mark.integration
 DATA = IntegrityError("tokens contradict | themselves\nbadly")
 
 
-async def eventful_run(client: Client, run: FakeRun) -> None:
-    """One step with a lost, a masked and two valid rollouts in its first group."""
+@pytest.fixture(scope="module")
+async def eventful(real: Client, fakes: Fakes) -> FakeRun:
+    """A run that ended: one step with a lost, a masked and two valid rollouts in its first group."""
+    run = fakes.new_run(f"run-{uuid.uuid4().hex[:8]}")
     run.script[rollout_id(run, 0)] = [DATA, DATA]
     run.script[rollout_id(run, 1)] = [Masked("truncated")]
-    await (await start_run(client, run_input(run, policy(rollouts=4, grpo={"max_num_steps": 1})))).result()
+    await (await start_run(real, run_input(run, policy(rollouts=4, grpo={"max_num_steps": 1})))).result()
+    return run
 
 
-async def test_a_group_shows_its_rollouts(client: Client, run: FakeRun) -> None:
-    await eventful_run(client, run)
-    handle = client.get_workflow_handle(f"{run.id}/step-0/group-0")
+async def test_a_group_shows_its_rollouts(real: Client, eventful: FakeRun) -> None:
+    handle = real.get_workflow_handle(f"{eventful.id}/step-0/group-0")
     description = await handle.describe()
     shown = description.typed_search_attributes
-    assert shown.get(RUN_ID) == run.id
+    assert shown.get(RUN_ID) == eventful.id
     assert (shown.get(TRAIN_STEP), shown.get(POLICY_VERSION)) == (0, 0)
     assert (shown.get(PROMPT_ID), shown.get(GROUP_STATE)) == ("train-prompt-0", "sealed")
     assert [shown.get(key) for key in (VALID_ROLLOUTS, MASKED_ROLLOUTS, LOST_ROLLOUTS)] == [2, 1, 1]
@@ -74,19 +78,17 @@ async def test_a_group_shows_its_rollouts(client: Client, run: FakeRun) -> None:
     ]
 
 
-async def test_a_step_shows_its_groups(client: Client, run: FakeRun) -> None:
-    await eventful_run(client, run)
-    handle = client.get_workflow_handle(f"{run.id}/step-0")
+async def test_a_step_shows_its_groups(real: Client, eventful: FakeRun) -> None:
+    handle = real.get_workflow_handle(f"{eventful.id}/step-0")
     text = await details_of(handle)
     assert text.startswith("**applied**, 2 of 2 groups ended")
-    name = f"{run.id}/step-0/group-0"
+    name = f"{eventful.id}/step-0/group-0"
     assert f"| 0 | `{name}` | sealed | train-prompt-0 | IntegrityError | 2 / 1 / 1 | 0.500 |" in text
     assert (await handle.describe()).typed_search_attributes.get(TRAIN_STEP) == 0
 
 
-async def test_a_run_shows_its_steps(client: Client, run: FakeRun) -> None:
-    await eventful_run(client, run)
-    handle = client.get_workflow_handle(run.id)
+async def test_a_run_shows_its_steps(real: Client, eventful: FakeRun) -> None:
+    handle = real.get_workflow_handle(eventful.id)
     text = await details_of(handle)
     assert text.startswith("**completed**, step 1 of 1")
     assert "| 0 | 0.500 | 2 | 0 | policy-1 |" in text
@@ -94,15 +96,16 @@ async def test_a_run_shows_its_steps(client: Client, run: FakeRun) -> None:
     assert (shown.get(TRAIN_STEP), shown.get(POLICY_VERSION)) == (0, 0)
 
 
-async def test_groups_are_found_by_what_went_wrong(client: Client, run: FakeRun) -> None:
-    await eventful_run(client, run)
-    query = f'TrainingRunId="{run.id}" AND FailureClass="IntegrityError" AND LostRollouts > 0 AND GroupState="sealed"'
+async def test_groups_are_found_by_what_went_wrong(real: Client, eventful: FakeRun) -> None:
+    query = (
+        f'TrainingRunId="{eventful.id}" AND FailureClass="IntegrityError" AND LostRollouts > 0 AND GroupState="sealed"'
+    )
     found: list[str] = []
     async with asyncio.timeout(DEADLINE_S):
         while not found:
-            found = [execution.id async for execution in client.list_workflows(query)]
+            found = [execution.id async for execution in real.list_workflows(query)]
             await asyncio.sleep(0.05)
-    assert found == [f"{run.id}/step-0/group-0"]
+    assert found == [f"{eventful.id}/step-0/group-0"]
 
 
 async def parked_group(client: Client, run: FakeRun) -> WorkflowHandle[PromptGroup, GroupResult]:
@@ -114,8 +117,8 @@ async def parked_group(client: Client, run: FakeRun) -> WorkflowHandle[PromptGro
     return handle
 
 
-async def test_a_parked_group_says_what_can_be_done_and_until_when(client: Client, run: FakeRun) -> None:
-    handle = await parked_group(client, run)
+async def test_a_parked_group_says_what_can_be_done_and_until_when(real: Client, run: FakeRun) -> None:
+    handle = await parked_group(real, run)
     text = await until_shown(handle, "**parked**")
     assert text.startswith("**parked**: prompt prompt-a: 1 of 2 rollouts are valid, 2 are needed")
     assert "| 0 | lost | 2 | IntegrityError |" in text
@@ -127,8 +130,8 @@ async def test_a_parked_group_says_what_can_be_done_and_until_when(client: Clien
     assert "Waits for an operator" not in await details_of(handle)
 
 
-async def test_state_and_class_stay_right_through_a_retry(client: Client, run: FakeRun) -> None:
-    handle = await parked_group(client, run)
+async def test_state_and_class_stay_right_through_a_retry(real: Client, run: FakeRun) -> None:
+    handle = await parked_group(real, run)
     assert await shown(handle) == ("parked", ["IntegrityError"], 1, 1)
     await handle.execute_update("retry", request())
     await run.until(lambda: run.attempts[rollout_id(run, 0)] == 3)
@@ -149,8 +152,8 @@ async def shown(handle: WorkflowHandle[PromptGroup, GroupResult]) -> tuple[str |
     )
 
 
-async def test_updates_explain_themselves(client: Client, run: FakeRun) -> None:
-    handle = await parked_group(client, run)
+async def test_updates_explain_themselves(real: Client, run: FakeRun) -> None:
+    handle = await parked_group(real, run)
     metadata = await handle.query("__temporal_workflow_metadata", result_type=WorkflowMetadata)
     explained = {update.name: update.description for update in metadata.definition.update_definitions}
     assert set(explained) == {"retry", "drop", "mask"}
@@ -160,11 +163,10 @@ async def test_updates_explain_themselves(client: Client, run: FakeRun) -> None:
     await handle.execute_update("drop", request())
 
 
-async def test_an_activity_s_summary_names_prompt_rollout_and_attempt(client: Client, run: FakeRun) -> None:
-    await eventful_run(client, run)
-    history = await client.get_workflow_handle(f"{run.id}/step-0/group-0").fetch_history()
+async def test_an_activity_s_summary_names_prompt_rollout_and_attempt(real: Client, eventful: FakeRun) -> None:
+    history = await real.get_workflow_handle(f"{eventful.id}/step-0/group-0").fetch_history()
     summaries = [
-        client.data_converter.payload_converter.from_payload(event.user_metadata.summary, str)
+        real.data_converter.payload_converter.from_payload(event.user_metadata.summary, str)
         for event in history.events
         if event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED and event.user_metadata.summary.data
     ]
@@ -176,10 +178,9 @@ async def test_an_activity_s_summary_names_prompt_rollout_and_attempt(client: Cl
 
 
 async def test_a_failed_activity_says_class_and_boundary_first_and_carries_the_ids(
-    client: Client, run: FakeRun
+    real: Client, eventful: FakeRun
 ) -> None:
-    await eventful_run(client, run)
-    history = await client.get_workflow_handle(f"{run.id}/step-0/group-0").fetch_history()
+    history = await real.get_workflow_handle(f"{eventful.id}/step-0/group-0").fetch_history()
     failed = [
         event.activity_task_failed_event_attributes.failure
         for event in history.events
@@ -189,5 +190,5 @@ async def test_a_failed_activity_says_class_and_boundary_first_and_carries_the_i
     for attempt, failure in enumerate(failed):
         assert failure.message.startswith("IntegrityError at the model boundary: ")
         (detail,) = failure.application_failure_info.details.payloads
-        carried = client.data_converter.payload_converter.from_payload(detail, Failure)
-        assert (carried.rollout_id, carried.attempt) == (rollout_id(run, 0), attempt)
+        carried = real.data_converter.payload_converter.from_payload(detail, Failure)
+        assert (carried.rollout_id, carried.attempt) == (rollout_id(eventful, 0), attempt)

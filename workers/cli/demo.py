@@ -19,7 +19,9 @@ from workers.cli.exits import CommandError
 from workers.cli.progress import View, watch
 from workers.cli.session import Session, addressed, session_of, state_dir
 from workers.cli.starting import start_run
+from workers.demo.dataset import write_datasets
 from workers.demo.interruption import cost_of, interrupt, told
+from workers.demo.policy import make_policy
 from workers.stack.control import down, resolved_recipe, up
 
 RECIPE = "demo"
@@ -76,10 +78,6 @@ def demo(
 
 def prepare(recipe: Recipe, console: Console) -> None:
     """Make the policy and the prompts the demo recipe names, unless they are there."""
-    # torch takes seconds to import; the other commands do without it.
-    from workers.demo.dataset import write_datasets
-    from workers.demo.policy import make_policy
-
     if recipe.run.dataset.parent != recipe.run.model.parent:
         raise CommandError(
             "The demo keeps run.model and run.dataset in one folder; leave them as they are.", exits.USAGE

@@ -9,14 +9,16 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from transformers.utils import logging
-
-from workers.demo import dataset, model, tokenizer, transcripts, vocabulary, warm_start
 from workers.gym.safe import game
 
 _MARK = "onbelay_policy.json"
 _MODEL_SEED = 0
-_SOURCES = (vocabulary, tokenizer, transcripts, dataset, model, warm_start, game)
+_HERE = Path(__file__).parent
+_SOURCES = (
+    *(_HERE / f"{name}.py" for name in ("vocabulary", "tokenizer", "transcripts", "dataset", "model", "warm_start")),
+    Path(game.__file__),
+    _HERE / "chat_template.jinja",
+)
 
 
 class FolderTaken(Exception):
@@ -31,6 +33,11 @@ def make_policy(folder: Path, progress: Callable[[str], None]) -> None:
         return
     if folder.exists() and not (folder / _MARK).is_file() and any(folder.iterdir()):
         raise FolderTaken(f"{folder} is not empty and holds no demo policy: give another folder, or remove it.")
+    # Here, because the imports take seconds and a policy that is there needs none of them.
+    from transformers.utils import logging
+
+    from workers.demo import model, tokenizer, warm_start
+
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
         made = Path(temporary) / "made"
@@ -51,8 +58,7 @@ def make_policy(folder: Path, progress: Callable[[str], None]) -> None:
 def recipe_digest() -> str:
     """sha256 over the sources that decide what the policy is."""
     digest = hashlib.sha256()
-    paths = [Path(str(module.__file__)) for module in _SOURCES]
-    for path in [*paths, Path(str(tokenizer.__file__)).with_name("chat_template.jinja")]:
+    for path in _SOURCES:
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 

@@ -15,6 +15,7 @@ from workers.stack.logs import open_log, tail
 from workers.stack.processes import ProcessId, kill_group
 from workers.stack.service import Service
 
+FIRST_PROBE_PAUSE_S = 0.05  # PostgreSQL takes a tenth of a second; doubled, because vLLM takes half a minute
 PROBE_PAUSE_S = 0.5
 PROBE_TIMEOUT_S = 10.0
 TAIL_LINES = 15
@@ -107,6 +108,7 @@ def describe_exit(code: int) -> str:
 async def _probe_until_ready(service: Service) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + service.ready_timeout_s
+    pause_s = FIRST_PROBE_PAUSE_S
     while True:
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):  # wait_for of Python 3.11 can lose a cancellation
@@ -116,4 +118,5 @@ async def _probe_until_ready(service: Service) -> None:
                 raise NotReady(
                     f"it was not ready after {service.ready_timeout_s:g} s ({type(error).__name__}: {error})"
                 ) from error
-        await asyncio.sleep(PROBE_PAUSE_S)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, PROBE_PAUSE_S)

@@ -1,7 +1,7 @@
 """What a stack consists of: one service for each address that the recipe leaves open, and the workers.
 
-PostgreSQL, Temporal, vLLM and the Gym servers start side by side; workers start when all of them are ready and the
-ledger's schema is at its newest revision.
+PostgreSQL, Temporal, vLLM and the Gym servers start side by side. Workers start when all of them are ready and the
+ledger's schema is at its newest revision; the trainer, whose imports take the longest, does not wait for vLLM and Gym.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ def stack_members(recipes: StackRecipes, state_dir: Path) -> list[Service | Acti
             stop_timeout_s=max(WORKER_STOP_TIMEOUT_S, recipes.stack.rollouts.shutdown_grace_s + HANDING_OVER_S),
         ),
         _worker("generation-worker", state_dir, after, ("-m", "workers.generation_worker")),
-        _trainer(recipes, state_dir, after),
+        _trainer(recipes, state_dir, (ledger.name, "temporal")),
     ]
 
 

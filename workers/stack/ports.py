@@ -1,7 +1,7 @@
 """Loopback ports: free ones are found, taken ones are named together with the process that holds them."""
 
+import secrets
 import socket
-from contextlib import ExitStack
 
 import psutil
 
@@ -9,6 +9,9 @@ from workers.stack.errors import PortTaken
 
 LOOPBACK = "127.0.0.1"
 TRIES = 200
+# Below the ports that systems give to outgoing connections: none of these takes a port between its choice and its use.
+FIRST, LAST = 10_000, 32_000
+_next = FIRST + secrets.randbelow(LAST - FIRST)
 
 
 def free_port() -> int:
@@ -17,23 +20,19 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` consecutive free ports."""
+    """The first of `count` consecutive free ports. A process is not given a port twice, though nobody uses it yet."""
+    global _next
     for _ in range(TRIES):
-        with socket.socket() as probe:
-            probe.bind((LOOPBACK, 0))
-            first = int(probe.getsockname()[1])
-        if first + count <= 65536 and all(is_free(port) for port in range(first, first + count)):
+        first = _next if _next + count <= LAST else FIRST
+        _next = first + count
+        if all(is_free(port) for port in range(first, first + count)):
             return first
     raise OSError(f"no {count} consecutive free ports on {LOOPBACK}")
 
 
 def distinct_free_ports(count: int) -> list[int]:
     """`count` different free ports."""
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((LOOPBACK, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+    return [free_port() for _ in range(count)]
 
 
 def is_free(port: int) -> bool:

@@ -1,7 +1,8 @@
+# pyright: reportPrivateImportUsage=false
+# (torch documents its stores and does not export them to type checkers.)
 """The processes of the trainer: joins torchrun's group (or forms a group of one) and lays out the parallel ranks."""
 
 import os
-import socket
 from datetime import timedelta
 from typing import Any
 
@@ -77,9 +78,5 @@ def _init_process_group(backend: str) -> None:
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    dist.init_process_group(
-        backend, init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT
-    )
+    alone = dist.HashStore()  # no other process to meet, so no port
+    dist.init_process_group(backend, store=alone, rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT)

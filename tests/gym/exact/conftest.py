@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tests.gym.exact.http_endpoint import HttpEndpoint
-from tests.gym.exact.real_vllm import RealVllm, serving_policy
 from tests.gym.exact.requests import TEMPLATE
 from tests.gym.sampling_vllm import SamplingVllm
 from tests.gym.stub_model import Message, Reply
@@ -35,9 +34,3 @@ async def endpoint(vllm: SamplingVllm) -> AsyncIterator[HttpEndpoint]:
 @pytest.fixture
 def exact(endpoint: HttpEndpoint) -> ExactClient:
     return ExactClient(endpoint, TEMPLATE)
-
-
-@pytest.fixture(scope="session")
-async def real_vllm(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RealVllm]:
-    async with serving_policy(tmp_path_factory.mktemp("policy")) as server:
-        yield server

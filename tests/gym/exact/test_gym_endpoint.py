@@ -1,18 +1,15 @@
 """NeMo-Gym's own HTTP client as the endpoint of the exact-token route."""
 
 import json
-import os
-import subprocess
 
 import pytest
 
+from tests.gym.forks import Forks
 from tests.gym.sampling_vllm import SamplingVllm
-from workers.environments.paths import environment_python, repository_root
 
 pytestmark = pytest.mark.integration
 
 CONFIGURATION = json.dumps({"head_server": {"host": "127.0.0.1", "port": 1}})  # never asked
-TIMEOUT_S = 120.0
 
 
 Outcome = tuple[str, int, object]
@@ -20,7 +17,7 @@ Outcomes = dict[str, Outcome]
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> Outcomes:
+def outcomes(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """What became of requests to a server with faults, and to one that is gone; asked in one process, for speed."""
     with SamplingVllm(lambda messages: pytest.fail("asked")) as gone:
         pass
@@ -31,17 +28,10 @@ def outcomes() -> Outcomes:
         vllm.drop_next(times=2, path="/4")
         asked = {"too long": "/1", "refused": "/2", "full": "/3", "dropped": "/4", "well": "/v1/models"}
         requests = [[vllm.url, path] for path in asked.values()] + [[gone.url, "/health"]]
-        answer = subprocess.run(
-            [str(environment_python("gym")), "-m", "tests.gym.exact.through_gym_client"],
-            check=False,
-            input=json.dumps(requests),
-            env={**os.environ, "PYTHONPATH": str(repository_root()), "NEMO_GYM_CONFIG_DICT": CONFIGURATION},
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-        )
-    assert answer.returncode == 0, answer.stderr
-    seen = json.loads(answer.stdout.splitlines()[-1])
+        variables = {"REQUESTS": json.dumps(requests), "NEMO_GYM_CONFIG_DICT": CONFIGURATION}
+        folder = tmp_path_factory.mktemp("requests")
+        output = forks.output("tests.gym.exact.through_gym_client", folder=folder, variables=variables)
+    seen = json.loads(output.splitlines()[-1])
     return {name: tuple(outcome) for name, outcome in zip([*asked, "gone"], seen, strict=True)}
 
 

@@ -1,6 +1,6 @@
 """Asks a vLLM server through NeMo-Gym's client, in the NeMo-Gym environment, and writes what became of each request.
 
-The standard input is `[[url, path], ...]`: NeMo-Gym reads the command line itself.
+The variable REQUESTS is `[[url, path], ...]`: NeMo-Gym reads the command line itself.
 """
 
 # pyright: reportMissingImports=false
@@ -8,6 +8,7 @@ The standard input is `[[url, path], ...]`: NeMo-Gym reads the command line itse
 
 import asyncio
 import json
+import os
 import sys
 
 from nemo_gym.openai_utils import NeMoGymAsyncOpenAI
@@ -29,4 +30,4 @@ async def outcomes(requests: list[list[str]]) -> list[list[object]]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asyncio.run(outcomes(json.loads(sys.stdin.read())))) + "\n")
+    sys.stdout.write(json.dumps(asyncio.run(outcomes(json.loads(os.environ["REQUESTS"])))) + "\n")
