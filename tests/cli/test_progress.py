@@ -105,6 +105,27 @@ def test_failures_groups_evaluations_steps_and_the_end_are_told_once() -> None:
     assert news(view, seen) == ["run r failed: a budget is used up"]
 
 
+def test_groups_of_steps_that_pass_between_two_looks_are_told_before_their_steps() -> None:
+    rollout = failed_group().rollouts[0].model_copy(update={"state": "valid", "reward": 0.5, "attempts": ()})
+
+    def group(step: int, state: str) -> GroupRecord:
+        name = f"r/step-{step}/group-0"
+        changes = {"group_id": name, "train_step": step, "state": state, "reason": None, "rollouts": (rollout,)}
+        return failed_group().model_copy(update=changes)
+
+    seen = Seen()
+    first = View(summary("running", 0), None, {}, [], [group(0, "sealed")])
+    assert news(first, seen) == ["  r/step-0/group-0 sealed: rewards 0.50"]
+    groups = [group(0, "trained"), group(1, "trained"), group(2, "sealed")]
+    rewards: dict[int, dict[str, float]] = {step: {"train/reward": 0.5} for step in (0, 1)}
+    assert news(View(summary("running", 2), None, rewards, [], groups), seen) == [
+        "  r/step-1/group-0 trained: rewards 0.50",
+        "step 0 applied  reward 0.500",
+        "step 1 applied  reward 0.500",
+        "  r/step-2/group-0 sealed: rewards 0.50",
+    ]
+
+
 def test_what_killed_many_attempts_at_once_is_told_once() -> None:
     group = failed_group()
     (rollout,) = group.rollouts

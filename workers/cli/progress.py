@@ -5,7 +5,7 @@ Watching changes nothing; the run goes on without a watcher.
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group
@@ -25,7 +25,8 @@ _OVER = ("completed", "stopped", "failed", "terminated")
 
 @dataclass(frozen=True)
 class View:
-    """What the ledger says at one moment."""
+    """What the ledger says at one moment. `groups` are those of the next step, and of the steps that were applied since
+    the view before."""
 
     summary: RunSummary
     reason: str | None
@@ -62,25 +63,31 @@ async def watch(session: Session, run_id: str, console: Console) -> View:
 
 
 async def _poll(session: Session, run_id: str, show: Callable[[View], None]) -> View:
+    since: int | None = None
     while True:
-        view = await read(session, run_id)
+        view = await read(session, run_id, since)
         show(view)
         if view.summary.state in _OVER:
             return view
+        since = view.summary.steps_applied
         await asyncio.sleep(POLL_S)
 
 
-async def read(session: Session, run_id: str) -> View:
-    """Read the ledger once."""
+async def read(session: Session, run_id: str, since: int | None = None) -> View:
+    """Read the ledger once. `since`: the next step of the view before, if there was one."""
     ledger = session.ledger
     summary = await ledger.summaries.of(run_id)
+    first = summary.steps_applied if since is None else since
+    steps = [
+        await ledger.groups.list(run_id, step=step, purpose="train") for step in range(first, summary.steps_applied + 1)
+    ]
     record = await ledger.runs.get(run_id)
     return View(
         summary=summary,
         reason=record.reason,
         metrics=await ledger.steps.metrics(run_id),
         evaluations=await ledger.evaluations.list(run_id),
-        groups=await ledger.groups.list(run_id, step=summary.steps_applied, purpose="train"),
+        groups=[group for groups in steps for group in groups],
     )
 
 
@@ -104,16 +111,9 @@ def step_line(step: int, metrics: dict[str, float]) -> str:
 
 def news(view: View, seen: Seen) -> list[str]:
     """Lines for what is new since `seen`, which is brought up to date."""
-    lines: list[str] = []
-    lines += _failures(view, seen)
-    for group in view.groups:
-        if group.state != "open" and seen.groups.get(group.group_id) != group.state:
-            seen.groups[group.group_id] = group.state
-            if group.state != "trained":
-                rewards = [f"{r.reward:.2f}" for r in group.rollouts if r.state == "valid" and r.reward is not None]
-                why = f" ({group.reason})" if group.reason else ""
-                told = f": rewards {' '.join(rewards)}" if rewards else ""
-                lines.append(f"  {group.group_id} {group.state}{why}{told}")
+    current = current_groups(view)
+    lines = _failures(view, seen)
+    lines += _groups([group for group in view.groups if group.train_step < view.summary.steps_applied], seen)
     for evaluation in view.evaluations:
         if evaluation.version not in seen.evaluations:
             seen.evaluations.add(evaluation.version)
@@ -121,9 +121,31 @@ def news(view: View, seen: Seen) -> list[str]:
     for step in sorted(set(view.metrics) - seen.steps):
         seen.steps.add(step)
         lines.append(step_line(step, view.metrics[step]))
+    lines += _groups(current, seen)
     if view.summary.state in _OVER:
         why = f": {view.reason}" if view.reason else ""
         lines.append(f"run {view.summary.run_id} {view.summary.state}{why}")
+    return lines
+
+
+def current_groups(view: View) -> list[GroupRecord]:
+    """Those of the next step."""
+    return [group for group in view.groups if group.train_step == view.summary.steps_applied]
+
+
+def _groups(groups: Sequence[GroupRecord], seen: Seen) -> list[str]:
+    """Groups that are no longer open. One that is trained was told of when it was sealed, unless both came at once."""
+    lines: list[str] = []
+    for group in groups:
+        before = seen.groups.get(group.group_id)
+        if group.state in ("open", before):
+            continue
+        seen.groups[group.group_id] = group.state
+        if (before, group.state) != ("sealed", "trained"):
+            rewards = [f"{r.reward:.2f}" for r in group.rollouts if r.state == "valid" and r.reward is not None]
+            why = f" ({group.reason})" if group.reason else ""
+            told = f": rewards {' '.join(rewards)}" if rewards else ""
+            lines.append(f"  {group.group_id} {group.state}{why}{told}")
     return lines
 
 
@@ -180,14 +202,15 @@ def screen(view: View) -> Group:
             f"{values.get('timing/train/total_step_time', float('nan')):.1f}",
         )
     groups = new_table("group", "state", "rollouts", "last failure", title=f"groups of step {summary.steps_applied}")
-    for group in view.groups:
+    current = current_groups(view)
+    for group in current:
         marks = " ".join(
             "·" if rollout.state == "open" else rollout.state if rollout.reward is None else f"{rollout.reward:.2f}"
             for rollout in group.rollouts
         )
         groups.add_row(group.group_id, group.state, marks, _last_failure(group))
     evaluations = Text("\n".join(evaluation_line(evaluation) for evaluation in view.evaluations))
-    return Group(head, counts, steps, *([groups] if view.groups else []), evaluations)
+    return Group(head, counts, steps, *([groups] if current else []), evaluations)
 
 
 def _counts(values: dict[str, int]) -> list[str]:
