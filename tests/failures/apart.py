@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tests.failures.gym_process import GymProcess
+from tests.gym.ports import reserved_port
 from workers.environments.paths import child_environment, environment_python
 from workers.gym.addresses import HOST
 from workers.gym.global_config import TOKEN_CAPTURE
@@ -33,13 +33,8 @@ def addresses() -> Iterator[dict[str, str]]:
     """URLs of both that nobody else can take, also while nobody listens there. Without `apart_environment` among them
     the agent uses the environment of the GymProcess."""
     with ExitStack() as stack:
-        urls: dict[str, str] = {}
-        for name in ("apart", "apart_environment"):
-            bound = stack.enter_context(socket.socket())
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind((HOST, 0))
-            urls[name] = f"http://{HOST}:{bound.getsockname()[1]}"
-        yield urls
+        names = ("apart", "apart_environment")
+        yield {name: f"http://{HOST}:{stack.enter_context(reserved_port())}" for name in names}
 
 
 class Apart:

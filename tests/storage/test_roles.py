@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import asyncpg
 import pytest
@@ -14,6 +15,7 @@ from storage.database import Database
 from storage.errors import RoleMissing
 from storage.migrate import check_schema, migrate
 from storage.migrations.grants import CREATE
+from tests.databases import new_database
 from tests.storage.building import migrating_process
 
 pytestmark = pytest.mark.integration
@@ -24,14 +26,9 @@ ROLE = "onbelay_app"
 @pytest.fixture
 async def databases(postgres_dsn: str, newcomer: str) -> AsyncIterator[list[StorageConfig]]:
     """Three empty databases of one server, in which the newcomer may own things."""
-    names = [f"roles_{uuid.uuid4().hex}" for _ in range(3)]
-    administration = await asyncpg.connect(postgres_dsn)
-    for name in names:
-        await administration.execute(f'create database "{name}"')
-    yield [StorageConfig(dsn=SecretStr(f"{postgres_dsn.rsplit('/', 1)[0]}/{name}")) for name in names]
-    for name in names:
-        await administration.execute(f'drop database "{name}" with (force)')
-    await administration.close()
+    async with AsyncExitStack() as stack:
+        made = [await stack.enter_async_context(new_database(postgres_dsn)) for _ in range(3)]
+        yield [StorageConfig(dsn=SecretStr(dsn)) for dsn in made]
 
 
 @pytest.fixture
